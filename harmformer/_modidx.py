@@ -34,4 +34,12 @@ d = { 'settings': { 'branch': 'main',
                                    'harmformer.fields.rotate_field': ('fields.html#rotate_field', 'harmformer/fields.py'),
                                    'harmformer.fields.rotate_image': ('fields.html#rotate_image', 'harmformer/fields.py'),
                                    'harmformer.fields.show_equivariance': ('fields.html#show_equivariance', 'harmformer/fields.py'),
-                                   'harmformer.fields.show_field': ('fields.html#show_field', 'harmformer/fields.py')}}}
+                                   'harmformer.fields.show_field': ('fields.html#show_field', 'harmformer/fields.py')},
+            'harmformer.filters': { 'harmformer.filters.alias_share': ('filters.html#alias_share', 'harmformer/filters.py'),
+                                    'harmformer.filters.check_grid': ('filters.html#check_grid', 'harmformer/filters.py'),
+                                    'harmformer.filters.circular_harmonic': ('filters.html#circular_harmonic', 'harmformer/filters.py'),
+                                    'harmformer.filters.harmonic_basis': ('filters.html#harmonic_basis', 'harmformer/filters.py'),
+                                    'harmformer.filters.harmonic_filter': ('filters.html#harmonic_filter', 'harmformer/filters.py'),
+                                    'harmformer.filters.max_order': ('filters.html#max_order', 'harmformer/filters.py'),
+                                    'harmformer.filters.ring_radii': ('filters.html#ring_radii', 'harmformer/filters.py'),
+                                    'harmformer.filters.ring_sigma': ('filters.html#ring_sigma', 'harmformer/filters.py')}}}
