@@ -23,7 +23,7 @@ data = torch.utils.data.TensorDataset(torch.randn(4, 2, 16, 16), torch.tensor([0
 loader = torch.utils.data.DataLoader(data, batch_size=4)
 learn = Learner(DataLoaders(loader, loader), Net(), loss_func=torch.nn.functional.cross_entropy)
 before = [p.clone() for p in learn.model.parameters()]
-with learn.no_bar(), learn.no_logging(): learn.fit(1, lr=0.1)
+with learn.no_logging(): learn.fit(1, lr=0.1)
 print(json.dumps(dict(learnt=[not torch.equal(a, b.cpu()) for a, b in zip(before, learn.model.parameters())],
                       libs={l.__name__: (l.__version__, l.__file__) for l in (fastai, fastcore)})))
 '''
