@@ -5,126 +5,119 @@
 # %% auto #0
 __all__ = ['planes', 'magnitude', 'crelu', 'CReLU', 'HNormAct', 'CBatchNorm', 'standardize', 'HDropout']
 
-# %% ../nbs/03_magnitude.ipynb #f5ca3df0
+# %% ../nbs/03_magnitude.ipynb #5a544eca
 import math, torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 
-# %% ../nbs/03_magnitude.ipynb #e3123b06
+# %% ../nbs/03_magnitude.ipynb #894e3cb5
 def planes(z:torch.Tensor)->tuple: # (re, im)
-    "Real and imaginary part of a complex tensor, each contiguous"
-    return torch.view_as_real(z.resolve_conj()).movedim(-1, 0).contiguous().unbind(0)
+    "Real and imaginary part of a complex tensor: contiguous copies"
+    v = torch.view_as_real(z.resolve_conj()).movedim(-1, 0).clone(memory_format=torch.contiguous_format)
+    return v[0], v[1]
 
-# %% ../nbs/03_magnitude.ipynb #c8860b6f
+# %% ../nbs/03_magnitude.ipynb #c6fca12c
 def _polar(z, eps):
-    "re, im, X = √(|z|² + ε) and 1/X, of which phase and magnitude are made"
+    "The two planes of z/X, then X = √(|z|² + ε) and 1/X"
     re, im = planes(z)
     X = (re*re).addcmul_(im, im).add_(eps)
     r = X.rsqrt()
-    return re, im, X.mul_(r), r
+    return re.mul_(r), im.mul_(r), X.mul_(r), r
 
-# %% ../nbs/03_magnitude.ipynb #c2331bde
+# %% ../nbs/03_magnitude.ipynb #4da5960b
 class _Magnitude(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, eps):
-        ctx.save_for_backward(z)
-        ctx.eps = eps
-        return _polar(z, eps)[2]
+        re, im, X, _ = _polar(z, eps)
+        ctx.save_for_backward(re, im)
+        return X
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g):
-        re, im, _, r = _polar(*ctx.saved_tensors, ctx.eps)
-        r *= g                                             # ∂X/∂z = z/X
-        return torch.complex(re.mul_(r), im.mul_(r)), None
+    def backward(ctx, g): return torch.complex(*[o*g for o in ctx.saved_tensors]), None    # ∂X/∂z = z/X
 
-# %% ../nbs/03_magnitude.ipynb #4e08095c
-def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, as `z`
+# %% ../nbs/03_magnitude.ipynb #5b25d2ad
+def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, shape of `z`
     "√(|z|² + ε): the magnitude, with a gradient that is 0 at 0"
     return _Magnitude.apply(z, eps)
 
-# %% ../nbs/03_magnitude.ipynb #8c9daf6b
-def _tiles(z, a, size=2**17):
-    "Slices of z that share no entry of `a`, of about `size` numbers: small enough to stay in the cache"
+# %% ../nbs/03_magnitude.ipynb #04450d8f
+def _tiles(z, a, size=2**18):
+    "Slices that share no entry of `a`, each of about `size` values of a field `z`"
     if z.ndim != 5: return [()]
     m = [slice(i, i+1) for i in range(a.shape[1])] if a.shape[1] > 1 else [slice(None)]
     k = max(1, size*len(m)*z.shape[2] // max(z.numel(), 1))
     c = [slice(i, i+k) for i in range(0, a.shape[2], k)] if a.shape[2] > 1 else [slice(None)]
     return [(slice(None), i, j) for i in m for j in c]
 
-# %% ../nbs/03_magnitude.ipynb #e21f30d8
+# %% ../nbs/03_magnitude.ipynb #5292ec6e
 class _Rescale(torch.autograd.Function):
-    "max(low, a·X̂ + b) z/X, where X̂ is X = |z|, or X standardised over all axes along which `a` has length 1"
+    "max(low, a·X̂ + b) z/X, where X̂ is X, or (`batch`) X standardised over the axes along which `a` has length 1"
     @staticmethod
     def forward(ctx, z, a, b, mask, batch, low, eps):
-        out, mean, inv = torch.empty(z.shape, dtype=z.dtype, device=z.device), torch.zeros_like(a), torch.ones_like(a)
-        dims = [d for d,n in enumerate(a.shape) if n == 1]
+        out, mean, inv, kept = z.new_empty(z.shape), torch.zeros_like(a), torch.ones_like(a), []
+        n = z.numel()/a.numel()
         for t in _tiles(z, a):
             re, im, X, r = _polar(z[t], eps)
             if batch:
-                mean[t] = mu = X.mean(dims, keepdim=True)
-                inv[t] = (X-mu).square_().mean(dims, keepdim=True).add_(eps).rsqrt_()
+                mean[t] = mu = X.sum_to_size(a[t].shape)/n
+                inv[t] = (X-mu).square_().sum_to_size(mu.shape).div_(n).add_(eps).rsqrt_()
             A = a[t]*inv[t]
-            s = X.mul_(A).add_(b[t] - mean[t]*A).clamp_(min=low).mul_(r)
-            if mask is not None: s.mul_(mask)
-            torch.complex(re.mul_(s), im.mul_(s), out=out[t])
-        ctx.save_for_backward(z, a, b, mask, mean, inv)
-        ctx.options = batch, low, eps, dims
+            y = (X*A).add_(b[t] - mean[t]*A).clamp_(min=low)
+            if mask is not None: y.mul_(mask)
+            torch.complex(re*y, im*y, out=out[t])
+            kept += [re, im, X, y.mul_(r)]
+        ctx.save_for_backward(a, mask, mean, inv, *kept)
         ctx.mark_non_differentiable(mean, inv)
+        ctx.batch, ctx.low, ctx.n = batch, low, n
         return out, mean, inv
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g, *_):
-        z, a, b, mask, mean, inv = ctx.saved_tensors
-        dz, da, db = torch.empty(z.shape, dtype=z.dtype, device=z.device), torch.empty_like(a), torch.empty_like(a)
-        for t in _tiles(z, a):
-            stats = a[t], b[t], mean[t], inv[t]
-            re, im, da[t], db[t] = _rescale_grad(z[t], g[t], *stats, mask, *ctx.options)
-            torch.complex(re, im, out=dz[t])
+        a, mask, mean, inv, *kept = ctx.saved_tensors
+        dz, da, db = g.new_empty(g.shape), torch.empty_like(a), torch.empty_like(a)
+        for i, t in enumerate(_tiles(g, a)):
+            *d, da[t], db[t] = _rescale_grad(*planes(g[t]), *kept[4*i:4*i+4], a[t], mean[t], inv[t], mask, ctx)
+            torch.complex(*d, out=dz[t])
         return dz, da, db, None, None, None, None
 
-# %% ../nbs/03_magnitude.ipynb #bbeaea99
-def _rescale_grad(z, g, a, b, mean, inv, mask, batch, low, eps, dims):
-    "The gradients of `_Rescale` for real part, imaginary part, a and b"
-    (re, im, X, r), (gre, gim) = _polar(z, eps), planes(g)
-    A, n = a*inv, z.numel()/a.numel()
-    y = (X*A).add_(b - mean*A).clamp_(min=low)
-    gX = (gre*re).addcmul_(gim, im).mul_(r)                # the part of g along z
-    if mask is not None: gX.mul_(mask)
-    gy = torch.ops.aten.threshold_backward(gX, y, low)
-    s = y.mul_(r)
-    gb = gy.sum(dims, keepdim=True)
-    ga = ((gy*X).sum(dims, keepdim=True) - mean*gb).mul_(inv)
-    if batch:                                              # through mean and variance
-        k = inv*ga/n
-        gy.sub_(X.mul_(k)).sub_(gb/n - mean*k)
-    dX = gy.mul_(A).sub_(gX.mul_(s)).mul_(r)
-    if mask is not None: s.mul_(mask)
-    return gre.mul_(s).addcmul_(re, dX), gim.mul_(s).addcmul_(im, dX), ga, gb
+# %% ../nbs/03_magnitude.ipynb #6dee6025
+def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
+    "The gradients of one tile of `_Rescale`: real part, imaginary part, a and b"
+    gX = (gre*re).addcmul_(gim, im)
+    gy = torch.ops.aten.threshold_backward(gX, s, ctx.low)
+    if mask is not None: gy.mul_(mask)
+    gb = gy.sum_to_size(a.shape)
+    ga = ((gy*X).sum_to_size(a.shape) - mean*gb) * inv
+    if ctx.batch:                                          # through μ and σ
+        k = inv*ga/ctx.n
+        gy.sub_(X*k).sub_(gb/ctx.n - mean*k)
+    gy.mul_(a*inv).sub_(gX.mul_(s))
+    return gre.mul_(s).addcmul_(re, gy), gim.mul_(s).addcmul_(im, gy), ga, gb
 
-# %% ../nbs/03_magnitude.ipynb #013f09ca
+# %% ../nbs/03_magnitude.ipynb #334f6cea
 def crelu(
     z:torch.Tensor, # complex
     b,              # real, broadcasts to `z`
     a=None,         # real, broadcasts to `z`; 1 by default
     eps:float=1e-5, # as in `magnitude`
 )->torch.Tensor:    # as `z`
-    "ℂ-ReLU_b (Def. A.1), or ℂ-ReLU_{a,b} (Def. A.2) if `a` is given: ReLU(a|z| + b) with the phase of z"
+    "ℂ-ReLU_b (Def. A.1), or ℂ-ReLU_{a,b} (Def. A.2) if `a` is given"
     a, b = [torch.as_tensor(o, dtype=z.real.dtype, device=z.device) for o in (1. if a is None else a, b)]
     a, b = torch.broadcast_tensors(*[o[(None,)*(z.ndim-o.ndim)] for o in (a, b)])
     return _Rescale.apply(z, a, b, None, False, 0., eps)[0]
 
-# %% ../nbs/03_magnitude.ipynb #7bd00a80
+# %% ../nbs/03_magnitude.ipynb #e0401d7c
 def _spread(p, ndim, dim):
     "Parameters (c,) or (m, c) with axes of length 1 for everything but order (axis 1) and channel (axis `dim`)"
     shape = [1]*ndim
     shape[dim] = p.shape[-1]
     if p.ndim == 2: shape[1] = p.shape[0]
-    return p.view(shape)
+    return p.reshape(shape)
 
-# %% ../nbs/03_magnitude.ipynb #5f2f254d
+# %% ../nbs/03_magnitude.ipynb #12cbc42f
 class CReLU(nn.Module):
     "ℂ-ReLU with learned parameters per channel, or per order and channel"
     def __init__(self,
@@ -140,22 +133,21 @@ class CReLU(nn.Module):
         self.dim, self.eps = dim, eps
 
     def forward(self, z):
-        b = _spread(self.b, z.ndim, self.dim)
-        return crelu(z, b, None if self.a is None else _spread(self.a, z.ndim, self.dim), self.eps)
+        a, b = [None if o is None else _spread(o, z.ndim, self.dim) for o in (self.a, self.b)]
+        return crelu(z, b, a, self.eps)
 
     def extra_repr(self): return f'{tuple(self.b.shape)}, dim={self.dim}, scale={self.a is not None}'
 
-# %% ../nbs/03_magnitude.ipynb #8f7fec6f
+# %% ../nbs/03_magnitude.ipynb #89a73da9
 class _MagnitudeNorm(nn.Module):
     "Batch norm of magnitudes, cut off below `low`"
     low = 0.
     def __init__(self,
-        channels:int,
-        orders=(-1,0,1),
+        channels:int, orders=(-1,0,1), # of the fields
         stats:str='order',   # mean and variance for each order and channel, or 'shared' by the orders
-        bias:float=0.,       # initial b
         eps:float=1e-5,      # under the roots of variance and magnitude
         momentum:float=0.1,  # of the running statistics
+        bias:float=0.,       # b to start with: at 0, what is above the mean passes
     ):
         super().__init__()
         if stats not in ('order', 'shared'): raise ValueError(f"stats is 'order' or 'shared', got {stats!r}")
@@ -165,58 +157,58 @@ class _MagnitudeNorm(nn.Module):
         self.register_buffer('running_mean', torch.zeros(shape))
         self.register_buffer('running_var', torch.ones(shape))
 
-    def forward(self, 
-        z,         # (b, m, c, h, w), complex
-        mask=None, # real (h, w), multiplied in the same pass
-    ):
+    def forward(self,
+        z:torch.Tensor,     # (b, m, c, h, w), complex
+        mask=None,          # real (h, w), multiplied on the way
+    )->torch.Tensor:        # as `z`
         check_field(z, self.orders)
         if z.shape[2] != self.channels: raise ValueError(f'{self.channels} channels expected, got {z.shape[2]} in {tuple(z.shape)}')
-        a, b = [_spread(o.expand_as(self.running_mean), 5, 2) for o in (self.a, self.b)]
-        if self.training:
-            out, mean, inv = _Rescale.apply(z, a, b, mask, True, self.low, self.eps)
-            self._track(mean.view_as(self.running_mean), inv.view_as(self.running_var), z.numel()//mean.numel())
-            return out
-        a = a * _spread((self.running_var + self.eps).rsqrt(), 5, 2)
-        return _Rescale.apply(z, a, b - a*_spread(self.running_mean, 5, 2), mask, False, self.low, self.eps)[0]
+        a, b = [o.expand_as(self.running_mean) for o in (self.a, self.b)]
+        if not self.training:
+            a = a * (self.running_var + self.eps).rsqrt()
+            b = b - a*self.running_mean
+        out, mean, inv = _Rescale.apply(z, _spread(a, 5, 2), _spread(b, 5, 2), mask, self.training, self.low, self.eps)
+        if self.training: self._track(mean, inv, z.numel()//mean.numel())
+        return out
 
     @torch.no_grad()
     def _track(self, mean, inv, n):
-        var = (inv**-2 - self.eps).clamp(min=0) * n/max(n-1, 1)
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var, self.momentum)
+        var = (inv**-2 - self.eps) * n/max(n-1, 1)         # unbiased, as in torch's batch norms
+        self.running_mean.lerp_(mean.view_as(self.running_mean), self.momentum)
+        self.running_var.lerp_(var.view_as(self.running_var), self.momentum)
 
     def extra_repr(self): return f'{self.channels}, orders={self.orders}, stats={self.stats!r}'
 
-# %% ../nbs/03_magnitude.ipynb #46e2e815
+# %% ../nbs/03_magnitude.ipynb #200fc062
 class HNormAct(_MagnitudeNorm):
-    "HBatchNorm + ℂ-ReLU (Def. A.4): ReLU(a(|z|−μ)/√(σ²+ε) + b) with the phase of z; a and b per channel, shared by the orders"
+    "HBatchNorm + ℂ-ReLU (Def. A.4), fused"
 
-# %% ../nbs/03_magnitude.ipynb #e4ed5ae1
+# %% ../nbs/03_magnitude.ipynb #c36b067e
 class CBatchNorm(_MagnitudeNorm):
-    "ℂ-BN of H-Nets (Def. A.3), which may turn magnitudes negative; its γ and β are called a and b"
+    "ℂ-BN of H-Nets (Def. A.3), whose γ and β are called a and b here; magnitudes may become negative"
     low = -math.inf
 
-# %% ../nbs/03_magnitude.ipynb #cf094db6
+# %% ../nbs/03_magnitude.ipynb #f3df9e7d
 def standardize(
     z:torch.Tensor, # complex
     dims,           # the axes to standardise over
     eps:float=1e-5, # added to the standard deviation
 )->torch.Tensor:    # as `z`
-    "(z−μ)/(σ+ε), μ the complex mean and σ the root of the mean |z−μ|²"
-    dims = [d % z.ndim for d in dims]
+    "(z−μ)/(σ+ε) with the complex mean μ and σ² the mean of |z−μ|²"
     v = torch.view_as_real(z.resolve_conj())
+    dims = [d % z.ndim for d in dims]
     v = v - v.mean(dims, keepdim=True)
-    var = 2*v.square().mean([*dims, -1], keepdim=True)     # two reals make a complex number
+    var = 2*v.square().mean([*dims, -1], keepdim=True)     # two real numbers make a complex one
     return torch.view_as_complex(v / (var.clamp(min=torch.finfo(v.dtype).tiny).sqrt() + eps))
 
-# %% ../nbs/03_magnitude.ipynb #6ce2e242
+# %% ../nbs/03_magnitude.ipynb #b098d497
 def _keep(shape, p, device):
-    "A boolean mask that is true with probability 1-p: 16 random bits for each element, four from one draw"
+    "A boolean mask, true with probability 1-p, from 16 random bits for each element"
     n = math.prod(shape)
     bits = torch.empty(-(-n//4), dtype=torch.int64, device=device).random_(-2**63, None).view(torch.int16)
     return bits[:n].view(shape) >= round(p*2**16) - 2**15
 
-# %% ../nbs/03_magnitude.ipynb #8a3052b6
+# %% ../nbs/03_magnitude.ipynb #bb3c88e5
 class HDropout(nn.Module):
     "Dropout with one mask for the real and the imaginary part"
     def __init__(self,
@@ -231,9 +223,9 @@ class HDropout(nn.Module):
 
     def forward(self, z):
         if not self.training or self.p == 0: return z
-        shape = list(z.shape)
-        if self.mode == 'channel': shape = [n if d in (0, 1, self.dim % z.ndim) else 1 for d,n in enumerate(shape)]
-        keep = _keep(shape, self.p, z.device).to(z.real.dtype) / (1-self.p)
-        return torch.view_as_complex(torch.view_as_real(z) * torch.view_as_real(torch.complex(keep, keep)))
+        kept = (0, 1, self.dim % z.ndim) if self.mode == 'channel' else range(z.ndim)
+        keep = _keep([n if d in kept else 1 for d,n in enumerate(z.shape)], self.p, z.device).to(z.real.dtype) / (1-self.p)
+        twice = torch.view_as_real(torch.complex(keep, keep))          # (..., 2), for both parts
+        return torch.view_as_complex(torch.view_as_real(z.resolve_conj()) * twice)
 
     def extra_repr(self): return f'p={self.p}, mode={self.mode!r}'
