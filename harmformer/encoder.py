@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['HMLP', 'HEncoderBlock']
 
-# %% ../nbs/07_encoder.ipynb #6fdf8dbc
+# %% ../nbs/07_encoder.ipynb #d0539ea8
 import torch
 from torch import nn
 from .attention import HAttention
 from .magnitude import CReLU, HDropout
 from .tokens import HLayerNorm, HLinear
 
-# %% ../nbs/07_encoder.ipynb #8e968f93
+# %% ../nbs/07_encoder.ipynb #cdb38c07
 class HMLP(nn.Module):
     "Two harmonic linear layers with a ℂ-ReLU between them, on tokens (b, m, n, dim)"
     def __init__(self, dim:int, hidden:int, orders=(-1,0,1)):
@@ -21,7 +21,7 @@ class HMLP(nn.Module):
 
     def forward(self, x): return self.down(self.act(self.up(x)))
 
-# %% ../nbs/07_encoder.ipynb #dca2581c
+# %% ../nbs/07_encoder.ipynb #f5e63133
 class HEncoderBlock(nn.Module):
     "Pre-norm transformer block on tokens (b, m, n, dim): x + attention(norm x), then x + mlp(norm x)"
     def __init__(self,
@@ -31,10 +31,11 @@ class HEncoderBlock(nn.Module):
         orders=(-1,0,1),
         dropout:float=0.,      # of what attention and perceptron add
         layer_norm:str='token',# over channels of each 'token', or over the whole 'map' (Lemma 5.3)
+        norm_eps:float=1.,     # added to the deviation: what is small against it stays small
         **attention,           # mixing, keep_phase, rpe, grid, chunk: see `HAttention`
     ):
         super().__init__()
-        self.norm1, self.norm2 = HLayerNorm(dim, over=layer_norm), HLayerNorm(dim, over=layer_norm)
+        self.norm1, self.norm2 = [HLayerNorm(dim, layer_norm, norm_eps) for _ in range(2)]
         self.attn = HAttention(dim, heads, orders, **attention)
         self.mlp = HMLP(dim, round(dim*mlp_ratio), orders)
         self.drop = HDropout(dropout, dim=-1)
