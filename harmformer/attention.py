@@ -5,26 +5,28 @@
 # %% auto #0
 __all__ = ['ring_index', 'CircularEncoding', 'mixing_plan', 'HAttention']
 
-# %% ../nbs/06_attention.ipynb #ece427e4
+# %% ../nbs/06_attention.ipynb #8183b0e0
 import math, torch
 from torch import nn
 from einops import rearrange
-from functools import lru_cache
+from fastcore.basics import patch
+from functools import lru_cache, partial
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from .fields import as_orders, pixel_grid
 from .tokens import HLinear, as_complex, as_reals, check_tokens
 
-# %% ../nbs/06_attention.ipynb #c44144a5
+# %% ../nbs/06_attention.ipynb #7363615f
 def ring_index(h:int, w:int, rows=slice(None), device=None)->torch.Tensor: # (queries, h·w), integer
     "⌈distance⌉, in pixels, from the tokens `rows` of an h×w grid to all of its tokens"
     x, y = [o.flatten() for o in pixel_grid(h, w, device=device)]
     return ((x[rows, None]-x)**2 + (y[rows, None]-y)**2).sqrt().ceil().int()
 
-# %% ../nbs/06_attention.ipynb #fb077c34
+# %% ../nbs/06_attention.ipynb #0bf54724
 @lru_cache(maxsize=8)
 def _whole_index(h, w, device): return ring_index(h, w, device=device)
 
-# %% ../nbs/06_attention.ipynb #820d457e
+# %% ../nbs/06_attention.ipynb #8bc18eb0
 class CircularEncoding(nn.Module):
     "One learned number for each head and ⌈distance⌉"
     def __init__(self, heads:int, grid=(16,16)):
@@ -34,117 +36,163 @@ class CircularEncoding(nn.Module):
 
     def forward(self, grid, rows=None):                                    # rows: a slice of the queries; None: all
         i = _whole_index(*grid, self.table.device) if rows is None else ring_index(*grid, rows, self.table.device)
-        i = i.clamp(max=self.table.shape[1]-1)                             # further away than the table: its last entry
-        return self.table[:, i]                                            # (a, queries, n)
+        return self.table[:, i.clamp(max=self.table.shape[1]-1)]           # (a, queries, n)
 
-    def extra_repr(self): return ', '.join(map(str, self.table.shape))
+    def extra_repr(self): return '{}, {}'.format(*self.table.shape)
 
-# %% ../nbs/06_attention.ipynb #babfc418
+# %% ../nbs/06_attention.ipynb #9ab7af04
+_meet = {'same':          lambda q, k, v: q == k,
+         'all':           lambda q, k, v: True,
+         'cross_values':  lambda q, k, v: q == k == 0,
+         'cross_keys':    lambda q, k, v: q == v == 0,
+         'cross_queries': lambda q, k, v: k == v == 0}
+
+# %% ../nbs/06_attention.ipynb #cd1a4d41
 def mixing_plan(
     mixing:str='same', # 'same', 'all', 'cross_values', 'cross_keys' or 'cross_queries'
     orders=(-1,0,1),
 )->dict:               # {p: (pairs (m1, m2) of query and key, pairs (m3, m) of value and output)}
     "Which streams meet: attention of order p = m1−m2 takes a value of order m3 to the output m = p+m3"
     orders = as_orders(orders)
-    pairs = [(m1, m2) for m1 in orders for m2 in orders]
-    if mixing == 'same': return {0: ([(m, m) for m in orders], [(m, m) for m in orders])}
-    if mixing == 'all': return {p: ([(a, b) for a,b in pairs if a-b == p], [(b, a) for a,b in pairs if a-b == p])
-                                for p in sorted({a-b for a,b in pairs})}
-    if 0 not in orders and mixing.startswith('cross'): raise ValueError(f'mixing={mixing!r} needs order 0, which {orders} lack')
-    if mixing == 'cross_values': return {0: ([(0, 0)], [(m, m) for m in orders])}
-    if mixing == 'cross_queries': return {m: ([(m, 0)], [(0, m)]) for m in orders}
-    if mixing != 'cross_keys': raise ValueError(f"mixing is 'same', 'all', 'cross_values', 'cross_keys' or 'cross_queries', got {mixing!r}")
-    if lost := [m for m in orders if -m not in orders]: raise ValueError(f"mixing='cross_keys' makes order m of keys of order -m: {lost} in {orders} have none")
-    return {m: ([(0, -m)], [(0, m)]) for m in orders}
+    if mixing not in _meet: raise ValueError(f'mixing is one of {", ".join(_meet)}, got {mixing!r}')
+    triples = [(q, k, v) for q in orders for k in orders for v in orders if _meet[mixing](q, k, v) and q-k+v in orders]
+    if lost := set(orders) - {q-k+v for q,k,v in triples}:
+        raise ValueError(f'mixing={mixing!r} needs order 0 (and cross_keys -m for m): nothing in {orders} makes {sorted(lost)}')
+    def pairs(p):
+        met = [t for t in triples if t[0]-t[1] == p]
+        return list(dict.fromkeys((q, k) for q,k,v in met)), list(dict.fromkeys((v, p+v) for q,k,v in met))
+    return {p: pairs(p) for p in sorted({q-k for q,k,v in triples})}
 
-# %% ../nbs/06_attention.ipynb #4497aede
+# %% ../nbs/06_attention.ipynb #1751adc8
 def _both(k):
-    "Real pairs [re, im] of k (..., n, 2d), then those of ik: (..., 2n, 2d)"
+    "Tokens k as reals (..., n, 2d), then ik: (..., 2n, 2d)"
     re, im = k.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.cat([k, torch.stack([-im, re], -1).flatten(-2)], -2)
 
-# %% ../nbs/06_attention.ipynb #6bb29abc
-def _weights(s, bias, keep_phase, eps=1e-5):
-    "softmax(|S|+b) of scores [Re S, Im S] (b, a, i, 2j): real (b, a, i, j), or with the phase of S [Re A, Im A] (b, a, i, 2j)"
+# %% ../nbs/06_attention.ipynb #6febaa22
+def _modulus(s, eps):
+    "√(|S|² + ε) of scores [Re S, Im S]"
     re, im = s.chunk(2, -1)
-    X = (re*re + im*im + eps).sqrt()
-    A = torch.softmax(X if bias is None else X+bias, -1)
-    return s * (A/X).repeat(1, 1, 1, 2) if keep_phase else A
+    return (re*re).addcmul_(im, im).add_(eps).sqrt_()
 
-# %% ../nbs/06_attention.ipynb #fa9334a1
+# %% ../nbs/06_attention.ipynb #56b55890
+class _Softmax(torch.autograd.Function):
+    "softmax(|S|+b) of [Re S, Im S] (b, a, i, 2j): real (b, a, i, j), or with the phase of S as [Re A, Im A] (b, a, i, 2j)"
+    @staticmethod
+    def forward(ctx, s, bias, keep_phase, eps):
+        X = _modulus(s, eps)
+        A = torch.softmax(X if bias is None else X+bias, -1)
+        ctx.save_for_backward(s, A)
+        ctx.options = bias is not None, keep_phase, eps
+        return s.unflatten(-1, (2, -1)).mul((A/X).unsqueeze(-2)).flatten(-2) if keep_phase else A
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        (s, A), (biased, keep_phase, eps) = ctx.saved_tensors, ctx.options
+        r, s = _modulus(s, eps).reciprocal_(), s.unflatten(-1, (2, -1))
+        if keep_phase:
+            g = g.unflatten(-1, (2, -1))
+            t = (g[..., 0, :]*s[..., 0, :]).addcmul_(g[..., 1, :], s[..., 1, :]).mul_(r).mul_(A)
+        else: t = g*A
+        dX = torch.addcmul(t, A, t.sum(-1, keepdim=True), value=-1)
+        db = dX.sum(0) if biased else None
+        if not keep_phase: return s.mul(dX.mul_(r).unsqueeze(-2)).flatten(-2), db, None, None
+        ds = s.mul(dX.sub_(t.mul_(r)).mul_(r).unsqueeze(-2))
+        return ds.addcmul_(g, r.mul_(A).unsqueeze(-2)).flatten(-2), db, None, None
+
+# %% ../nbs/06_attention.ipynb #6859af7d
+def _attend(q, k, v, bias, keep_phase, eps=1e-5):
+    "Softmax(|q kᴴ| + bias) v for tokens as reals (b, a, n, 2d)"
+    return _Softmax.apply(q @ _both(k).mT, bias, keep_phase, eps) @ (_both(v) if keep_phase else v)
+
+# %% ../nbs/06_attention.ipynb #52d9803b
+def _tiles(q, k, v, bias, keep_phase, chunk):
+    "`_attend` for a few samples, and `chunk` queries, at a time; bias: slice of queries → encoding"
+    a, n, out = *q.shape[1:3], []
+    c = min(chunk or n, n)
+    size = max(1, 2**19 // (a*c*n))
+    def tile(q, k, v, rows): return _attend(q, k, v, bias(rows), keep_phase)
+    if chunk: tile = partial(checkpoint, tile, use_reentrant=False, preserve_rng_state=False)
+    for q, k, v in zip(*[o.split(size) for o in (q, k, v)]):
+        out.append(torch.cat([tile(o, k, v, slice(i*c, i*c+c)) for i, o in enumerate(q.split(c, 2))], 2))
+    return torch.cat(out)
+
+# %% ../nbs/06_attention.ipynb #8a3184e1
 class HAttention(nn.Module):
     "Multi-head self-attention between streams of rotation orders"
     def __init__(self,
         dim:int,               # channels of the tokens; each head has dim/heads
         heads:int=1,
         orders=(-1,0,1),
-        mixing:str='same',     # see `mixing_plan`
-        keep_phase:bool=False, # keep the phase of scores of order 0? (other orders always keep it)
+        mixing:str='same',     # which streams meet, see `mixing_plan`
+        keep_phase:bool=False, # keep the phase of scores of order 0? (the others always keep it)
         rpe:str='circular',    # relative position encoding, or None
-        grid=(16,16),          # (h, w) of the tokens in training
-        chunk:int=None,        # so many queries at a time, recomputed in the backward pass
+        grid=(16,16),          # (h, w) of the tokens, unless `forward` is told otherwise
+        chunk:int=None,        # so many queries at a time, computed again in the backward pass
     ):
         super().__init__()
         if dim % heads: raise ValueError(f'dim={dim} does not split into {heads} heads')
         if rpe not in ('circular', None): raise ValueError(f"rpe is 'circular' or None, got {rpe!r}")
-        self.dim, self.heads, self.orders, self.mixing, self.keep_phase = dim, heads, as_orders(orders), mixing, keep_phase
-        self.plan, self.grid, self.chunk = mixing_plan(mixing, orders), tuple(grid), chunk
-        met = [[{a for a,b in o[0]}, {b for a,b in o[0]}, {a for a,b in o[1]}] for o in self.plan.values()]
-        self.Q, self.K, self.V = [HLinear(dim, dim, [m for m in self.orders if m in set.union(*o)]) for o in zip(*met)]
+        if chunk is not None and chunk < 1: raise ValueError(f'chunk is a positive number of queries or None, got {chunk}')
+        self.dim, self.heads, self.orders, self.mixing = dim, heads, as_orders(orders), mixing
+        self.keep_phase, self.grid, self.chunk, self.plan = keep_phase, tuple(grid), chunk, mixing_plan(mixing, orders)
+        scored, summed = [[o for pairs in side for o in pairs] for side in zip(*self.plan.values())]
+        used = {q for q,_ in scored}, {k for _,k in scored}, {v for v,_ in summed}
+        self.Q, self.K, self.V = [HLinear(dim, dim, [m for m in self.orders if m in o]) for o in used]
         self.O = HLinear(dim, dim, orders)
         self.rpe = CircularEncoding(heads, grid) if rpe else None
 
-    def _project(self, x):
-        "{order: (b, a, n, 2d) real} of queries, keys and values"
-        def heads(f):
-            z = as_reals(f(x if f.orders == self.orders else x[:, [self.orders.index(m) for m in f.orders]]))
-            return dict(zip(f.orders, rearrange(z, 'b m n (a d) -> m b a n d', a=self.heads)))
-        return heads(self.Q), heads(self.K), heads(self.V)
+    def extra_repr(self): return f'{self.dim}, heads={self.heads}, mixing={self.mixing!r}, keep_phase={self.keep_phase}, chunk={self.chunk}'
 
-    def _operands(self, x):
-        "For each p: q (b, a, n, D), keys and values to multiply it with, and whether to keep the phase"
-        Q, K, V = self._project(x)
-        for p, (scored, summed) in self.plan.items():
-            keep = self.keep_phase or p != 0
-            q, k, v = [torch.cat(o, -1) for o in zip(*[(Q[a], K[b]) for a,b in scored])] + [torch.cat([V[a] for a,_ in summed], -1)]
-            yield p, q * (self.dim/self.heads)**-.5, _both(k), _both(v) if keep else v, keep
+# %% ../nbs/06_attention.ipynb #d67a9963
+def _select(z, have, want):
+    "The streams of orders `want` among those of orders `have`"
+    return z if tuple(want) == tuple(have) else z.index_select(1, torch.tensor([have.index(m) for m in want], device=z.device))
 
-    def _tile(self, q, k, v, keep, grid, bias, rows):
-        if bias is None and self.rpe is not None: bias = self.rpe(grid, rows)
-        return _weights(q @ k.mT, bias, keep) @ v
+# %% ../nbs/06_attention.ipynb #62f581a3
+@patch
+def _operands(self:HAttention, x):
+    "For each p the queries, keys and values that meet, as reals (b, a, n, streams·2d)"
+    def heads(f, z, want): return rearrange(as_reals(_select(z, f.orders, want)), 'b m n (a d) -> b a n (m d)', a=self.heads)
+    Q, K, V = [f(_select(x, self.orders, f.orders)) for f in (self.Q, self.K, self.V)]
+    for p, (scored, summed) in self.plan.items():
+        (m1, m2), (m3, _) = zip(*scored), zip(*summed)
+        yield p, heads(self.Q, Q, m1) * (self.dim/self.heads)**-.5, heads(self.K, K, m2), heads(self.V, V, m3)
 
-    def _attend(self, q, k, v, keep, grid):
-        "A·V, so many samples and queries at a time that a score map takes at most 8 MB"
-        n = q.shape[2]
-        c = min(self.chunk or n, n)
-        g = max(1, 2**21 // (self.heads*c*n))
-        bias = self.rpe(grid) if self.rpe is not None and not self.chunk else None
-        def tile(i, j):
-            args = q[i:i+g, :, j:j+c], k[i:i+g], v[i:i+g], keep, grid, bias, slice(j, j+c)
-            return checkpoint(self._tile, *args, use_reentrant=False, preserve_rng_state=False) if self.chunk else self._tile(*args)
-        return torch.cat([torch.cat([tile(i, j) for j in range(0, n, c)], 2) for i in range(0, len(q), g)])
+# %% ../nbs/06_attention.ipynb #25a3a681
+@patch
+def _bias(self:HAttention, x, grid):
+    "The encoding of a slice of queries: looked up once for all, or, in chunks, for each anew"
+    check_tokens(x, self.orders, self.dim)
+    if self.rpe is None: return lambda rows: None
+    grid = self.grid if grid is None else tuple(grid)
+    if math.prod(grid) != x.shape[2]: raise ValueError(f'{x.shape[2]} tokens are no grid of {grid}: pass grid=(h, w)')
+    if self.chunk: return partial(self.rpe, grid)
+    whole = self.rpe(grid)
+    return lambda rows: whole
 
-    def _check(self, x, grid):
-        check_tokens(x, self.orders, self.dim)
-        grid = self.grid if grid is None else tuple(grid)
-        if self.rpe is not None and math.prod(grid) != x.shape[2]: raise ValueError(f'{x.shape[2]} tokens on a grid of {grid}: pass grid=(h, w)')
-        return grid
+# %% ../nbs/06_attention.ipynb #d5dd7548
+@patch
+def forward(self:HAttention,
+    x:torch.Tensor,  # (b, m, n, dim), complex
+    grid=None,       # (h, w) of the n tokens, unless it is that of the constructor
+)->torch.Tensor:     # (b, m, n, dim)
+    bias, out = self._bias(x, grid), {}
+    for p, q, k, v in self._operands(x):
+        summed = self.plan[p][1]
+        y = _tiles(q, k, v, bias, self.keep_phase or p != 0, self.chunk).chunk(len(summed), -1)
+        for (_, m), o in zip(summed, y): out[m] = out[m] + o if m in out else o
+    return self.O(as_complex(rearrange([out[m] for m in self.orders], 'm b a n d -> b m n (a d)')))
 
-    def forward(self, x, grid=None):                                       # (b, m, n, dim), and its (h, w) unless as in training
-        grid, out = self._check(x, grid), {m: [] for m in self.orders}
-        for p, q, k, v, keep in self._operands(x):
-            y = self._attend(q, k, v, keep, grid)
-            for (_, m), o in zip(self.plan[p][1], y.chunk(len(self.plan[p][1]), -1)): out[m].append(o)
-        y = rearrange([sum(out[m]) for m in self.orders], 'm b a n d -> b m n (a d)')
-        return self.O(as_complex(y))                                       # (b, m, n, dim)
-
-    @torch.no_grad()
-    def attention(self, x, grid=None):                                     # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
-        "The attention matrices"
-        grid, maps = self._check(x, grid), {}
-        for p, q, k, _, keep in self._operands(x):
-            A = _weights(q @ k.mT, None if self.rpe is None else self.rpe(grid), keep)
-            maps[p] = torch.complex(*A.chunk(2, -1)) if keep else A
-        return maps if len(maps) > 1 else maps[0]
-
-    def extra_repr(self): return f'{self.dim}, heads={self.heads}, mixing={self.mixing!r}, keep_phase={self.keep_phase}'
+# %% ../nbs/06_attention.ipynb #d7e5ae9a
+@patch
+@torch.no_grad()
+def attention(self:HAttention, x, grid=None): # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
+    "The attention matrices: real, or complex where the phase is kept"
+    bias, maps = self._bias(x, grid), {}
+    for p, q, k, _ in self._operands(x):
+        keep = self.keep_phase or p != 0
+        A = _Softmax.apply(q @ _both(k).mT, bias(slice(None)), keep, 1e-5)
+        maps[p] = torch.complex(*A.chunk(2, -1)) if keep else A
+    return maps if len(maps) > 1 else maps[0]
