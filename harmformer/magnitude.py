@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['planes', 'magnitude', 'crelu', 'CReLU', 'HNormAct', 'CBatchNorm', 'standardize', 'HDropout']
 
-# %% ../nbs/03_magnitude.ipynb #5a544eca
+# %% ../nbs/03_magnitude.ipynb #bcc91edd
 import math, torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 
-# %% ../nbs/03_magnitude.ipynb #894e3cb5
+# %% ../nbs/03_magnitude.ipynb #958e8ea9
 def planes(z:torch.Tensor)->tuple: # (re, im)
     "Real and imaginary part of a complex tensor: contiguous copies"
     v = torch.view_as_real(z.resolve_conj()).movedim(-1, 0).clone(memory_format=torch.contiguous_format)
     return v[0], v[1]
 
-# %% ../nbs/03_magnitude.ipynb #c6fca12c
+# %% ../nbs/03_magnitude.ipynb #5874d0b8
 def _polar(z, eps):
     "The two planes of z/X, then X = √(|z|² + ε) and 1/X"
     re, im = planes(z)
@@ -25,7 +25,7 @@ def _polar(z, eps):
     r = X.rsqrt()
     return re.mul_(r), im.mul_(r), X.mul_(r), r
 
-# %% ../nbs/03_magnitude.ipynb #4da5960b
+# %% ../nbs/03_magnitude.ipynb #ba11bd44
 class _Magnitude(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, eps):
@@ -37,12 +37,12 @@ class _Magnitude(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g): return torch.complex(*[o*g for o in ctx.saved_tensors]), None    # ∂X/∂z = z/X
 
-# %% ../nbs/03_magnitude.ipynb #5b25d2ad
+# %% ../nbs/03_magnitude.ipynb #f3f22532
 def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, shape of `z`
     "√(|z|² + ε): the magnitude, with a gradient that is 0 at 0"
     return _Magnitude.apply(z, eps)
 
-# %% ../nbs/03_magnitude.ipynb #04450d8f
+# %% ../nbs/03_magnitude.ipynb #3b3d00db
 def _tiles(z, a, size=2**18):
     "Slices that share no entry of `a`, each of about `size` values of a field `z`"
     if z.ndim != 5: return [()]
@@ -51,7 +51,7 @@ def _tiles(z, a, size=2**18):
     c = [slice(i, i+k) for i in range(0, a.shape[2], k)] if a.shape[2] > 1 else [slice(None)]
     return [(slice(None), i, j) for i in m for j in c]
 
-# %% ../nbs/03_magnitude.ipynb #5292ec6e
+# %% ../nbs/03_magnitude.ipynb #f0653b15
 class _Rescale(torch.autograd.Function):
     "max(low, a·X̂ + b) z/X, where X̂ is X, or (`batch`) X standardised over the axes along which `a` has length 1"
     @staticmethod
@@ -83,7 +83,7 @@ class _Rescale(torch.autograd.Function):
             torch.complex(*d, out=dz[t])
         return dz, da, db, None, None, None, None
 
-# %% ../nbs/03_magnitude.ipynb #6dee6025
+# %% ../nbs/03_magnitude.ipynb #f0a3a469
 def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     "The gradients of one tile of `_Rescale`: real part, imaginary part, a and b"
     gX = (gre*re).addcmul_(gim, im)
@@ -97,19 +97,20 @@ def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     gy.mul_(a*inv).sub_(gX.mul_(s))
     return gre.mul_(s).addcmul_(re, gy), gim.mul_(s).addcmul_(im, gy), ga, gb
 
-# %% ../nbs/03_magnitude.ipynb #334f6cea
+# %% ../nbs/03_magnitude.ipynb #31307379
 def crelu(
     z:torch.Tensor, # complex
     b,              # real, broadcasts to `z`
     a=None,         # real, broadcasts to `z`; 1 by default
     eps:float=1e-5, # as in `magnitude`
+    mask=None,      # real (h, w), multiplied on the way
 )->torch.Tensor:    # as `z`
     "ℂ-ReLU_b (Def. A.1), or ℂ-ReLU_{a,b} (Def. A.2) if `a` is given"
     a, b = [torch.as_tensor(o, dtype=z.real.dtype, device=z.device) for o in (1. if a is None else a, b)]
     a, b = torch.broadcast_tensors(*[o[(None,)*(z.ndim-o.ndim)] for o in (a, b)])
-    return _Rescale.apply(z, a, b, None, False, 0., eps)[0]
+    return _Rescale.apply(z, a, b, mask, False, 0., eps)[0]
 
-# %% ../nbs/03_magnitude.ipynb #e0401d7c
+# %% ../nbs/03_magnitude.ipynb #363f1292
 def _spread(p, ndim, dim):
     "Parameters (c,) or (m, c) with axes of length 1 for everything but order (axis 1) and channel (axis `dim`)"
     shape = [1]*ndim
@@ -117,7 +118,7 @@ def _spread(p, ndim, dim):
     if p.ndim == 2: shape[1] = p.shape[0]
     return p.reshape(shape)
 
-# %% ../nbs/03_magnitude.ipynb #12cbc42f
+# %% ../nbs/03_magnitude.ipynb #7083bc41
 class CReLU(nn.Module):
     "ℂ-ReLU with learned parameters per channel, or per order and channel"
     def __init__(self,
@@ -132,13 +133,13 @@ class CReLU(nn.Module):
         self.b, self.a = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.ones(shape)) if scale else None
         self.dim, self.eps = dim, eps
 
-    def forward(self, z):
+    def forward(self, z, mask=None):
         a, b = [None if o is None else _spread(o, z.ndim, self.dim) for o in (self.a, self.b)]
-        return crelu(z, b, a, self.eps)
+        return crelu(z, b, a, self.eps, mask)
 
     def extra_repr(self): return f'{tuple(self.b.shape)}, dim={self.dim}, scale={self.a is not None}'
 
-# %% ../nbs/03_magnitude.ipynb #89a73da9
+# %% ../nbs/03_magnitude.ipynb #658587c3
 class _MagnitudeNorm(nn.Module):
     "Batch norm of magnitudes, cut off below `low`"
     low = 0.
@@ -179,16 +180,16 @@ class _MagnitudeNorm(nn.Module):
 
     def extra_repr(self): return f'{self.channels}, orders={self.orders}, stats={self.stats!r}'
 
-# %% ../nbs/03_magnitude.ipynb #200fc062
+# %% ../nbs/03_magnitude.ipynb #0868d737
 class HNormAct(_MagnitudeNorm):
     "HBatchNorm + ℂ-ReLU (Def. A.4), fused"
 
-# %% ../nbs/03_magnitude.ipynb #c36b067e
+# %% ../nbs/03_magnitude.ipynb #49bbc428
 class CBatchNorm(_MagnitudeNorm):
     "ℂ-BN of H-Nets (Def. A.3), whose γ and β are called a and b here; magnitudes may become negative"
     low = -math.inf
 
-# %% ../nbs/03_magnitude.ipynb #f3df9e7d
+# %% ../nbs/03_magnitude.ipynb #9d83c258
 def standardize(
     z:torch.Tensor, # complex
     dims,           # the axes to standardise over
@@ -201,14 +202,14 @@ def standardize(
     var = 2*v.square().mean([*dims, -1], keepdim=True)     # two real numbers make a complex one
     return torch.view_as_complex(v / (var.clamp(min=torch.finfo(v.dtype).tiny).sqrt() + eps))
 
-# %% ../nbs/03_magnitude.ipynb #b098d497
+# %% ../nbs/03_magnitude.ipynb #d657fb30
 def _keep(shape, p, device):
     "A boolean mask, true with probability 1-p, from 16 random bits for each element"
     n = math.prod(shape)
     bits = torch.empty(-(-n//4), dtype=torch.int64, device=device).random_(-2**63, None).view(torch.int16)
     return bits[:n].view(shape) >= round(p*2**16) - 2**15
 
-# %% ../nbs/03_magnitude.ipynb #bb3c88e5
+# %% ../nbs/03_magnitude.ipynb #ea3114df
 class HDropout(nn.Module):
     "Dropout with one mask for the real and the imaginary part"
     def __init__(self,
