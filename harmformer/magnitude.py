@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['planes', 'magnitude', 'crelu', 'CReLU', 'HNormAct', 'CBatchNorm', 'standardize', 'HDropout']
 
-# %% ../nbs/03_magnitude.ipynb #bcc91edd
+# %% ../nbs/03_magnitude.ipynb #f4e2e36a
 import math, torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 
-# %% ../nbs/03_magnitude.ipynb #958e8ea9
+# %% ../nbs/03_magnitude.ipynb #dfe24040
 def planes(z:torch.Tensor)->tuple: # (re, im)
     "Real and imaginary part of a complex tensor: contiguous copies"
     v = torch.view_as_real(z.resolve_conj()).movedim(-1, 0).clone(memory_format=torch.contiguous_format)
     return v[0], v[1]
 
-# %% ../nbs/03_magnitude.ipynb #5874d0b8
+# %% ../nbs/03_magnitude.ipynb #02ef6c11
 def _polar(z, eps):
     "The two planes of z/X, then X = √(|z|² + ε) and 1/X"
     re, im = planes(z)
@@ -25,7 +25,7 @@ def _polar(z, eps):
     r = X.rsqrt()
     return re.mul_(r), im.mul_(r), X.mul_(r), r
 
-# %% ../nbs/03_magnitude.ipynb #ba11bd44
+# %% ../nbs/03_magnitude.ipynb #fdc07bf2
 class _Magnitude(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, eps):
@@ -37,53 +37,30 @@ class _Magnitude(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g): return torch.complex(*[o*g for o in ctx.saved_tensors]), None    # ∂X/∂z = z/X
 
-# %% ../nbs/03_magnitude.ipynb #f3f22532
+# %% ../nbs/03_magnitude.ipynb #cf524c40
 def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, shape of `z`
     "√(|z|² + ε): the magnitude, with a gradient that is 0 at 0"
     return _Magnitude.apply(z, eps)
 
-# %% ../nbs/03_magnitude.ipynb #3b3d00db
-def _tiles(z, a, size=2**18):
-    "Slices that share no entry of `a`, each of about `size` values of a field `z`"
-    if z.ndim != 5: return [()]
-    m = [slice(i, i+1) for i in range(a.shape[1])] if a.shape[1] > 1 else [slice(None)]
-    k = max(1, size*len(m)*z.shape[2] // max(z.numel(), 1))
-    c = [slice(i, i+k) for i in range(0, a.shape[2], k)] if a.shape[2] > 1 else [slice(None)]
-    return [(slice(None), i, j) for i in m for j in c]
+# %% ../nbs/03_magnitude.ipynb #33a9d8d3
+def _tiles(a):
+    "Slices that share no entry of `a`: one for each order that has entries of its own"
+    return [(slice(None), slice(i, i+1)) for i in range(a.shape[1])] if a.ndim > 1 and a.shape[1] > 1 else [()]
 
-# %% ../nbs/03_magnitude.ipynb #f0653b15
-class _Rescale(torch.autograd.Function):
-    "max(low, a·X̂ + b) z/X, where X̂ is X, or (`batch`) X standardised over the axes along which `a` has length 1"
-    @staticmethod
-    def forward(ctx, z, a, b, mask, batch, low, eps):
-        out, mean, inv, kept = z.new_empty(z.shape), torch.zeros_like(a), torch.ones_like(a), []
-        n = z.numel()/a.numel()
-        for t in _tiles(z, a):
-            re, im, X, r = _polar(z[t], eps)
-            if batch:
-                mean[t] = mu = X.sum_to_size(a[t].shape)/n
-                inv[t] = (X-mu).square_().sum_to_size(mu.shape).div_(n).add_(eps).rsqrt_()
-            A = a[t]*inv[t]
-            y = (X*A).add_(b[t] - mean[t]*A).clamp_(min=low)
-            if mask is not None: y.mul_(mask)
-            torch.complex(re*y, im*y, out=out[t])
-            kept += [re, im, X, y.mul_(r)]
-        ctx.save_for_backward(a, mask, mean, inv, *kept)
-        ctx.mark_non_differentiable(mean, inv)
-        ctx.batch, ctx.low, ctx.n = batch, low, n
-        return out, mean, inv
+# %% ../nbs/03_magnitude.ipynb #a40be070
+def _rescale(z, a, b, mask, batch, low, eps, n, out):
+    "One tile of `_Rescale`, written to `out`: μ, 1/σ, and what the gradient needs"
+    (re, im, X, r), mean, inv = _polar(z, eps), torch.zeros_like(a), torch.ones_like(a)
+    if batch:
+        mean = X.sum_to_size(a.shape)/n
+        inv = (X-mean).square_().sum_to_size(a.shape).div_(n).add_(eps).rsqrt_()
+    A = a*inv
+    y = (X*A).add_(b - mean*A).clamp_(min=low)
+    if mask is not None: y.mul_(mask)
+    torch.complex(re*y, im*y, out=out)
+    return mean, inv, [re, im, X, y.mul_(r)]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g, *_):
-        a, mask, mean, inv, *kept = ctx.saved_tensors
-        dz, da, db = g.new_empty(g.shape), torch.empty_like(a), torch.empty_like(a)
-        for i, t in enumerate(_tiles(g, a)):
-            *d, da[t], db[t] = _rescale_grad(*planes(g[t]), *kept[4*i:4*i+4], a[t], mean[t], inv[t], mask, ctx)
-            torch.complex(*d, out=dz[t])
-        return dz, da, db, None, None, None, None
-
-# %% ../nbs/03_magnitude.ipynb #f0a3a469
+# %% ../nbs/03_magnitude.ipynb #1f7bf273
 def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     "The gradients of one tile of `_Rescale`: real part, imaginary part, a and b"
     gX = (gre*re).addcmul_(gim, im)
@@ -97,7 +74,31 @@ def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     gy.mul_(a*inv).sub_(gX.mul_(s))
     return gre.mul_(s).addcmul_(re, gy), gim.mul_(s).addcmul_(im, gy), ga, gb
 
-# %% ../nbs/03_magnitude.ipynb #31307379
+# %% ../nbs/03_magnitude.ipynb #08d2a004
+class _Rescale(torch.autograd.Function):
+    "max(low, a·X̂ + b) z/X, where X̂ is X, or (`batch`) X standardised over the axes along which `a` has length 1"
+    @staticmethod
+    def forward(ctx, z, a, b, mask, batch, low, eps):
+        out, mean, inv, kept = z.new_empty(z.shape), torch.empty_like(a), torch.empty_like(a), []
+        ctx.batch, ctx.low, ctx.n = batch, low, z.numel()/a.numel()
+        for t in _tiles(a):
+            mean[t], inv[t], tile = _rescale(z[t], a[t], b[t], mask, batch, low, eps, ctx.n, out[t])
+            kept += tile
+        ctx.save_for_backward(a, mask, mean, inv, *kept)
+        ctx.mark_non_differentiable(mean, inv)
+        return out, mean, inv
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g, *_):
+        a, mask, mean, inv, *kept = ctx.saved_tensors
+        dz, da, db = g.new_empty(g.shape), torch.empty_like(a), torch.empty_like(a)
+        for i, t in enumerate(_tiles(a)):
+            *d, da[t], db[t] = _rescale_grad(*planes(g[t]), *kept[4*i:4*i+4], a[t], mean[t], inv[t], mask, ctx)
+            torch.complex(*d, out=dz[t])
+        return dz, da, db, None, None, None, None
+
+# %% ../nbs/03_magnitude.ipynb #4aecbb91
 def crelu(
     z:torch.Tensor, # complex
     b,              # real, broadcasts to `z`
@@ -110,7 +111,7 @@ def crelu(
     a, b = torch.broadcast_tensors(*[o[(None,)*(z.ndim-o.ndim)] for o in (a, b)])
     return _Rescale.apply(z, a, b, mask, False, 0., eps)[0]
 
-# %% ../nbs/03_magnitude.ipynb #363f1292
+# %% ../nbs/03_magnitude.ipynb #2d0e4898
 def _spread(p, ndim, dim):
     "Parameters (c,) or (m, c) with axes of length 1 for everything but order (axis 1) and channel (axis `dim`)"
     shape = [1]*ndim
@@ -118,7 +119,7 @@ def _spread(p, ndim, dim):
     if p.ndim == 2: shape[1] = p.shape[0]
     return p.reshape(shape)
 
-# %% ../nbs/03_magnitude.ipynb #7083bc41
+# %% ../nbs/03_magnitude.ipynb #d6dd439b
 class CReLU(nn.Module):
     "ℂ-ReLU with learned parameters per channel, or per order and channel"
     def __init__(self,
@@ -139,7 +140,7 @@ class CReLU(nn.Module):
 
     def extra_repr(self): return f'{tuple(self.b.shape)}, dim={self.dim}, scale={self.a is not None}'
 
-# %% ../nbs/03_magnitude.ipynb #658587c3
+# %% ../nbs/03_magnitude.ipynb #601baae4
 class _MagnitudeNorm(nn.Module):
     "Batch norm of magnitudes, cut off below `low`"
     low = 0.
@@ -180,16 +181,16 @@ class _MagnitudeNorm(nn.Module):
 
     def extra_repr(self): return f'{self.channels}, orders={self.orders}, stats={self.stats!r}'
 
-# %% ../nbs/03_magnitude.ipynb #0868d737
+# %% ../nbs/03_magnitude.ipynb #947e9ab2
 class HNormAct(_MagnitudeNorm):
     "HBatchNorm + ℂ-ReLU (Def. A.4), fused"
 
-# %% ../nbs/03_magnitude.ipynb #49bbc428
+# %% ../nbs/03_magnitude.ipynb #350b1193
 class CBatchNorm(_MagnitudeNorm):
     "ℂ-BN of H-Nets (Def. A.3), whose γ and β are called a and b here; magnitudes may become negative"
     low = -math.inf
 
-# %% ../nbs/03_magnitude.ipynb #9d83c258
+# %% ../nbs/03_magnitude.ipynb #8f650f04
 def standardize(
     z:torch.Tensor, # complex
     dims,           # the axes to standardise over
@@ -202,14 +203,14 @@ def standardize(
     var = 2*v.square().mean([*dims, -1], keepdim=True)     # two real numbers make a complex one
     return torch.view_as_complex(v / (var.clamp(min=torch.finfo(v.dtype).tiny).sqrt() + eps))
 
-# %% ../nbs/03_magnitude.ipynb #d657fb30
+# %% ../nbs/03_magnitude.ipynb #0c9d7f3c
 def _keep(shape, p, device):
     "A boolean mask, true with probability 1-p, from 16 random bits for each element"
     n = math.prod(shape)
     bits = torch.empty(-(-n//4), dtype=torch.int64, device=device).random_(-2**63, None).view(torch.int16)
     return bits[:n].view(shape) >= round(p*2**16) - 2**15
 
-# %% ../nbs/03_magnitude.ipynb #ea3114df
+# %% ../nbs/03_magnitude.ipynb #4ddee2d4
 class HDropout(nn.Module):
     "Dropout with one mask for the real and the imaginary part"
     def __init__(self,
