@@ -1,0 +1,201 @@
+"""The report of a training run, one HTML file with its pictures inside, and the commands that make it."""
+
+__all__ = ['run_report', 'harmformer_train', 'harmformer_eval', 'harmformer_report']
+
+import base64, html, io, json, platform, time, warnings
+from pathlib import Path
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from fastcore.script import call_parse
+from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+warnings.filterwarnings('ignore', 'torch.jit.script', FutureWarning)  # fastai's
+from harmformer.core import count_params, load_model, model_names
+from harmformer.data import DataError, benchmark_dls
+from harmformer.train import _commit, accuracy_by_angle, accuracy_on, check_room, fit, harmformer_learner, human_time, recipe, seconds_per_step, write_whole
+
+ANGLES = tuple(range(0, 360, 15))
+NICE = dict(cnn='plain CNN', vit='plain ViT')
+
+
+def nice(name): return NICE.get(name, name)
+
+
+def _figure(rows=1, cols=1, size=(6, 3), **kw): return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
+
+
+def loss_curves(logs):
+    "Loss and accuracy by epoch, of every model."
+    fig, (a, b) = _figure(1, 2, (8, 3))
+    for i, (name, log) in enumerate(logs.items()):
+        a.plot(log.epoch + 1, log.train_loss, f'C{i}--'); a.plot(log.epoch + 1, log.valid_loss, f'C{i}-', label=nice(name))
+        b.plot(log.epoch + 1, log.accuracy, f'C{i}--'); b.plot(log.epoch + 1, log.turned, f'C{i}-', label=nice(name))
+    a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title='validation accuracy (dashed: upright, solid: turned)', ylim=(None, 1))
+    a.legend()
+    return fig
+
+
+def polar(by_angle):
+    "Accuracy against the angle of the image."
+    fig, ax = _figure(size=(5, 4.4), subplot_kw=dict(projection='polar'))
+    for name, acc in by_angle.items():
+        t = torch.deg2rad(torch.tensor([*acc, 360.]))
+        ax.plot(t, [*acc.values(), acc[0]], label=nice(name))
+    ax.set_rlim(0, 1); ax.set_rticks([.25, .5, .75, 1]); ax.legend(loc='lower right', bbox_to_anchor=(1.2, -.12))
+    return fig
+
+
+@torch.no_grad()
+def turning(models, dataset, angles=(0, 30, 60, 90, 135, 180, 225, 270, 315), rows=3):
+    "A few images turning, and what each model says."
+    fig, axs = _figure(rows, len(angles), (1.05*len(angles), 1.55*rows))
+    for r, i in enumerate(torch.linspace(0, len(dataset) - 1, rows).long().tolist()):
+        for ax, a in zip(axs[r], angles):
+            x, y = dataset.subset([i]).turned([a]).batch([0])
+            dataset.show(ax, x[0], y[0])
+            said = [m(x).argmax(1).item() for m in models.values()]
+            ax.set_title(f'{a}°' if r == 0 else '', fontsize=8)
+            for k, p in enumerate(said):
+                ax.text(.5, -.12 - .22*k, dataset.vocab[p], transform=ax.transAxes, ha='center', va='center', fontsize=9, color='g' if p == y.item() else 'r')
+            ax.axis('off')
+    fig.suptitle('below each picture: ' + ', then '.join(map(nice, models)) + ' (red: wrong)', fontsize=9)
+    return fig
+
+
+@torch.no_grad()
+def confusion(model, dl):
+    "What is taken for what on the turned test images."
+    preds, ys = zip(*[(model(x).argmax(1), y) for x, y in dl])
+    fig, ax = _figure(size=(5, 4.6))
+    ConfusionMatrixDisplay(confusion_matrix(torch.cat(ys).cpu(), torch.cat(preds).cpu()), display_labels=dl.dataset.vocab).plot(ax=ax, cmap='Blues', colorbar=False)
+    ax.set_title('turned test images')
+    return fig
+
+
+def _image(fig, alt):
+    buf = io.BytesIO()
+    fig.savefig(buf, format='png'); plt.close(fig)
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buf.getvalue()).decode()}">'
+
+
+STYLE = 'body{font:16px/1.5 system-ui;max-width:860px;margin:2em auto;padding:0 1em}table{border-collapse:collapse}td,th{padding:.2em 1em;text-align:right;border-bottom:1px solid #ddd}img{max-width:100%}'
+
+
+def run_report(path):
+    "Write report.html into the folder of a finished run."
+    path = Path(path)
+    need = [f for f in ('config.json', 'results.json') if not (path/f).exists()]
+    if need: raise SystemExit(f'{path} is not a finished run: {", ".join(need)} is missing. Finish it with harmformer_train --resume.')
+    config, results = [json.loads((path/f).read_text()) for f in ('config.json', 'results.json')]
+    dls = benchmark_dls(config['benchmark'], seed=config['seed'])
+    names = {r['model']: path/r['folder'] for r in results['rows']}
+    models = {n: load_model(p/'best.safetensors').to(dls.device) for n, p in names.items()}
+    logs = {n: pd.read_csv(p/'log.csv') for n, p in names.items()}
+    flat = dls.upright or dls.test
+    by_angle = {n: {float(a): v for a, v in r.items()} for n, r in results['by_angle'].items()}
+    table = pd.DataFrame(results['rows']).drop(columns='folder').to_html(index=False, float_format=lambda v: f'{v:.4f}')
+    parts = [f'<h1>{html.escape(config["title"])}</h1><p>{html.escape(results["says"])}</p>', table,
+             '<h2>Accuracy against angle</h2>', _image(polar(by_angle), 'accuracy against the angle of the test images'),
+             '<h2>Turning</h2>', _image(turning(models, flat.dataset), 'predictions while an image turns'),
+             '<h2>Training</h2>', _image(loss_curves(logs), 'loss and accuracy by epoch'),
+             '<h2>Confusion</h2>', _image(confusion(next(iter(models.values())), dls.test), 'confusion matrix on turned test images'),
+             '<h2>Settings</h2><pre>' + html.escape(json.dumps(config, indent=1)) + '</pre>']
+    page = f'<!doctype html><meta charset="utf-8"><title>{html.escape(config["title"])}</title><style>{STYLE}</style>' + '\n'.join(parts)
+    write_whole(path/'report.html', lambda p: p.write_text(page, encoding='utf-8'))
+    return path/'report.html'
+
+
+def _train_one(dls, path, settings, seed, resume, provenance):
+    "Train one model into the folder `path`, or finish it; its best weights by validation."
+    check_room(path)
+    s = dict(settings)
+    torch.manual_seed(seed)
+    train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
+    s.pop('bs')
+    learn = harmformer_learner(dls, lr=train['lr'], **s)
+    print(f"Training {s['model']} ({count_params(learn.model):,} parameters) on {dls.about}. {train['epochs']} epochs of {len(dls.train)} steps: "
+          f"about {human_time(1.15*seconds_per_step(learn)*len(dls.train)*train['epochs'])} here.", flush=True)
+    start = time.time()
+    fit(learn, **train, path=path, seed=seed, resume=resume, provenance=provenance)
+    if learn.stopped: raise SystemExit(f'Stopped and saved in {path}. To go on: the same command with --resume.')
+    return load_model(path/'best.safetensors').to(dls.device), time.time() - start
+
+
+def _free_name(out, name, resume):
+    "`name`, or the first of name-2, name-3… that does not exist; with `resume` the last one that does."
+    taken = [p for p in (Path(out)/name, *sorted(Path(out).glob(f'{name}-[0-9]*'), key=lambda p: int(p.name.rsplit('-', 1)[1]))) if p.exists()]
+    if resume:
+        if not taken: raise SystemExit(f'There is no run {name} in {out} to resume. Leave out --resume to start it.')
+        return taken[-1]
+    return Path(out)/(f'{name}-{len(taken) + 1}' if taken else name)
+
+
+@call_parse
+def harmformer_train(
+    benchmark:str='digits', # digits, mnist-rot-test, rotated-mnist, cifar-rot-test or pcam
+    model:str=None,         # another model than the recipe's
+    epochs:int=None, bs:int=None, lr:float=None, # instead of the recipe's
+    budget:bool=False,      # the recipe's form for a CPU
+    resume:bool=False,      # go on where an interrupted run stopped
+    seed:int=0,
+    size:int=None,          # use only so many training images
+    out:str='runs',         # folder of all runs
+    name:str=None,          # folder of this run below it, by default from benchmark, model and seed
+    rival:str='cnn',        # trained along for comparison; 'none' for none
+):
+    "Train a model on a benchmark and write runs/NAME/report.html"
+    try: settings = recipe(benchmark, budget, model=model, epochs=epochs, bs=bs, lr=lr)
+    except ValueError as e: raise SystemExit(str(e))
+    for m in (settings['model'], rival):
+        if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
+    path = _free_name(out, name or f"{benchmark}-{settings['model']}-seed{seed}", resume)
+    check_room(path)
+    config = dict(benchmark=benchmark, title='', seed=seed, size=size, recipe=settings, rival=rival)
+    try: dls = benchmark_dls(benchmark, bs=settings['bs'], seed=seed, size=size)
+    except DataError as e: raise SystemExit(str(e))
+    config['title'] = dls.title
+    file = path/'config.json'
+    if resume and file.exists() and {k: v for k, v in json.loads(file.read_text()).items() if k in config} != json.loads(json.dumps(config)):
+        raise SystemExit(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
+    provenance = dict(benchmark=benchmark, title=dls.title, seed=seed, commit=_commit(), images=len(dls.train.dataset))
+    write_whole(file, lambda p: p.write_text(json.dumps(dict(**config, commit=_commit(), torch=torch.__version__, machine=platform.machine()), indent=1)))
+
+    todo = {settings['model']: (path, settings)}
+    if rival not in ('none', settings['model']):
+        todo[rival] = (path/rival, {**{k: v for k, v in settings.items() if k in ('epochs', 'bs', 'lr', 'schedule', 'wd', 'label_smoothing')}, 'model': rival})
+    models, seconds = {}, {}
+    for n, (p, s) in todo.items():
+        models[n], seconds[n] = _train_one(dls, p, s, seed, resume, provenance)
+    rows = [dict(model=n, params=count_params(m), upright=accuracy_on(m, dls.upright or dls.test), turned=accuracy_on(m, dls.test),
+                 seconds=round(seconds[n]), folder=str(todo[n][0].relative_to(path))) for n, m in models.items()]
+    flat = (dls.upright or dls.test).dataset
+    says = '. '.join(f"{nice(r['model'])}: {r['upright']:.1%} upright, {r['turned']:.1%} turned" for r in rows) + f', on {len(dls.test.dataset):,} test images.'
+    print('\n' + says, flush=True)
+    by_angle = {n: accuracy_by_angle(m, flat, ANGLES, n=300) for n, m in models.items()}
+    results = dict(rows=rows, by_angle=by_angle, says=says)
+    write_whole(path/'results.json', lambda p: p.write_text(json.dumps(results, indent=1)))
+    print(f'Report: {run_report(path)}')
+
+
+@call_parse
+def harmformer_eval(
+    weights:str,        # a file, or the name of weights that come with the package
+    benchmark:str=None, # by default the one that the weights were trained on
+    bs:int=100,
+):
+    "Accuracy of trained weights on a benchmark's test set: upright, turned by 45°, and each image by its own angle"
+    try: model = load_model(weights)
+    except (ValueError, OSError) as e: raise SystemExit(str(e))
+    try: dls = benchmark_dls(benchmark or model.provenance['benchmark'], val_bs=bs)
+    except (DataError, ValueError) as e: raise SystemExit(str(e))
+    model = model.to(dls.device)
+    print(f"{model.config['name']} ({count_params(model):,} parameters) on {dls.title}, {len(dls.test.dataset):,} test images:")
+    print(f'  each by its own angle: {1 - accuracy_on(model, dls.test):.4%} error')
+    if dls.upright is not None:
+        for a, acc in accuracy_by_angle(model, dls.upright.dataset, (0, 45), bs=bs).items(): print(f'  {a}°: {1 - acc:.4%} error')
+
+
+@call_parse
+def harmformer_report(path:str): # folder of a finished run
+    "Write the report of a run once more"
+    print(f'Report: {run_report(path)}')

@@ -1,0 +1,68 @@
+"""The commands as a user runs them, with a tiny model: killed, resumed, refused, reported."""
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+import pytest, torch
+
+TINY = "from harmformer import core; core.PRESETS['harmformer_digits'].update(channels=(2, 2), depth=1, head_dim=4, kernel_size=7, rings=2); "
+CODE = TINY + "from harmformer import report; report.ANGLES = (0, 90); report.harmformer_train({})"
+
+
+def command(cwd, args, wait=True):
+    p = subprocess.Popen([sys.executable, '-c', CODE.format(args)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                         env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    if not wait: return p
+    out = p.communicate(timeout=600)[0]
+    return p.returncode, out
+
+
+def weights(path): return torch.load(path/'checkpoint.pt', weights_only=True)['model']
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    d = tmp_path_factory.mktemp('runs')
+    code, out = command(d, "size=256, epochs=3, rival='none'")
+    assert code == 0, out
+    return d/'runs'/'digits-harmformer_digits-seed0', out
+
+
+def test_a_run_says_what_it_does_and_reports(finished):
+    path, out = finished
+    first = next(l for l in out.splitlines() if l.startswith('Training'))
+    assert 'harmformer_digits' in first and 'about' in first and '256 to train' in first
+    assert 'upright' in out and 'turned' in out
+    for f in ('best.safetensors', 'log.csv', 'config.json', 'results.json', 'report.html'): assert (path/f).exists()
+    assert (path/'report.html').read_text().count('data:image/png;base64') == 4
+    assert len((path/'log.csv').read_text().splitlines()) == 4
+
+
+def test_killed_and_resumed_is_the_same(finished, tmp_path):
+    p = command(tmp_path, "size=256, epochs=3, rival='none'", wait=False)
+    path = tmp_path/'runs'/'digits-harmformer_digits-seed0'
+    for _ in range(1200):
+        if (path/'log.csv').exists(): break
+        time.sleep(.1)
+    os.kill(p.pid, signal.SIGKILL); p.wait()
+    assert not (path/'results.json').exists()
+    code, out = command(tmp_path, "size=256, epochs=3, rival='none', resume=True")
+    assert code == 0, out
+    a, b = weights(finished[0]), weights(path)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert json.loads((path/'results.json').read_text())['rows'][0]['turned'] == json.loads((finished[0]/'results.json').read_text())['rows'][0]['turned']
+
+
+def test_weights_load_and_evaluate(finished):
+    code = "from harmformer.report import harmformer_eval; harmformer_eval({!r})".format(str(finished[0]/'best.safetensors'))
+    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    assert out.returncode == 0 and 'own angle' in out.stdout and '45°' in out.stdout, out.stderr
+    turned = json.loads((finished[0]/'results.json').read_text())['rows'][0]['turned']
+    assert f'{1 - turned:.4%}' in out.stdout
+
+
+@pytest.mark.parametrize('args, says', [
+    ("benchmark='imagenet'", 'mnist-rot-test'), ("resume=True, epochs=9", 'no run'), ("model='resnet'", 'harmformer_mnist'),
+    ("out='file/runs'", '--out')])
+def test_what_cannot_be_done_is_said_before_training(tmp_path, args, says):
+    (tmp_path/'file').write_text('')
+    code, out = command(tmp_path, args)
+    assert code != 0 and says in out and 'Traceback' not in out, out
