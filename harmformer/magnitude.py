@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['planes', 'magnitude', 'crelu', 'CReLU', 'HNormAct', 'CBatchNorm', 'standardize', 'HDropout']
 
-# %% ../nbs/03_magnitude.ipynb #f4e2e36a
+# %% ../nbs/03_magnitude.ipynb #cbec2b1d
 import math, torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 
-# %% ../nbs/03_magnitude.ipynb #dfe24040
+# %% ../nbs/03_magnitude.ipynb #1f66e9a9
 def planes(z:torch.Tensor)->tuple: # (re, im)
     "Real and imaginary part of a complex tensor: contiguous copies"
     v = torch.view_as_real(z.resolve_conj()).movedim(-1, 0).clone(memory_format=torch.contiguous_format)
     return v[0], v[1]
 
-# %% ../nbs/03_magnitude.ipynb #02ef6c11
+# %% ../nbs/03_magnitude.ipynb #2b7efc5a
 def _polar(z, eps):
     "The two planes of z/X, then X = √(|z|² + ε) and 1/X"
     re, im = planes(z)
@@ -25,7 +25,7 @@ def _polar(z, eps):
     r = X.rsqrt()
     return re.mul_(r), im.mul_(r), X.mul_(r), r
 
-# %% ../nbs/03_magnitude.ipynb #fdc07bf2
+# %% ../nbs/03_magnitude.ipynb #f7105d31
 class _Magnitude(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, eps):
@@ -37,17 +37,17 @@ class _Magnitude(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g): return torch.complex(*[o*g for o in ctx.saved_tensors]), None    # ∂X/∂z = z/X
 
-# %% ../nbs/03_magnitude.ipynb #cf524c40
+# %% ../nbs/03_magnitude.ipynb #4ba38b4a
 def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, shape of `z`
     "√(|z|² + ε): the magnitude, with a gradient that is 0 at 0"
     return _Magnitude.apply(z, eps)
 
-# %% ../nbs/03_magnitude.ipynb #33a9d8d3
+# %% ../nbs/03_magnitude.ipynb #659e7bc5
 def _tiles(a):
     "Slices that share no entry of `a`: one for each order that has entries of its own"
     return [(slice(None), slice(i, i+1)) for i in range(a.shape[1])] if a.ndim > 1 and a.shape[1] > 1 else [()]
 
-# %% ../nbs/03_magnitude.ipynb #a40be070
+# %% ../nbs/03_magnitude.ipynb #3b8a1b82
 def _rescale(z, a, b, mask, batch, low, eps, n, out):
     "One tile of `_Rescale`, written to `out`: μ, 1/σ, and what the gradient needs"
     (re, im, X, r), mean, inv = _polar(z, eps), torch.zeros_like(a), torch.ones_like(a)
@@ -60,7 +60,7 @@ def _rescale(z, a, b, mask, batch, low, eps, n, out):
     torch.complex(re*y, im*y, out=out)
     return mean, inv, [re, im, X, y.mul_(r)]
 
-# %% ../nbs/03_magnitude.ipynb #1f7bf273
+# %% ../nbs/03_magnitude.ipynb #0585d702
 def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     "The gradients of one tile of `_Rescale`: real part, imaginary part, a and b"
     gX = (gre*re).addcmul_(gim, im)
@@ -74,7 +74,7 @@ def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     gy.mul_(a*inv).sub_(gX.mul_(s))
     return gre.mul_(s).addcmul_(re, gy), gim.mul_(s).addcmul_(im, gy), ga, gb
 
-# %% ../nbs/03_magnitude.ipynb #08d2a004
+# %% ../nbs/03_magnitude.ipynb #05b54d30
 class _Rescale(torch.autograd.Function):
     "max(low, a·X̂ + b) z/X, where X̂ is X, or (`batch`) X standardised over the axes along which `a` has length 1"
     @staticmethod
@@ -98,7 +98,7 @@ class _Rescale(torch.autograd.Function):
             torch.complex(*d, out=dz[t])
         return dz, da, db, None, None, None, None
 
-# %% ../nbs/03_magnitude.ipynb #4aecbb91
+# %% ../nbs/03_magnitude.ipynb #ce7ea243
 def crelu(
     z:torch.Tensor, # complex
     b,              # real, broadcasts to `z`
@@ -111,7 +111,7 @@ def crelu(
     a, b = torch.broadcast_tensors(*[o[(None,)*(z.ndim-o.ndim)] for o in (a, b)])
     return _Rescale.apply(z, a, b, mask, False, 0., eps)[0]
 
-# %% ../nbs/03_magnitude.ipynb #2d0e4898
+# %% ../nbs/03_magnitude.ipynb #03ff1d1f
 def _spread(p, ndim, dim):
     "Parameters (c,) or (m, c) with axes of length 1 for everything but order (axis 1) and channel (axis `dim`)"
     shape = [1]*ndim
@@ -119,7 +119,7 @@ def _spread(p, ndim, dim):
     if p.ndim == 2: shape[1] = p.shape[0]
     return p.reshape(shape)
 
-# %% ../nbs/03_magnitude.ipynb #d6dd439b
+# %% ../nbs/03_magnitude.ipynb #ff22924b
 class CReLU(nn.Module):
     "ℂ-ReLU with learned parameters per channel, or per order and channel"
     def __init__(self,
@@ -140,7 +140,7 @@ class CReLU(nn.Module):
 
     def extra_repr(self): return f'{tuple(self.b.shape)}, dim={self.dim}, scale={self.a is not None}'
 
-# %% ../nbs/03_magnitude.ipynb #601baae4
+# %% ../nbs/03_magnitude.ipynb #de0b02eb
 class _MagnitudeNorm(nn.Module):
     "Batch norm of magnitudes, cut off below `low`"
     low = 0.
@@ -181,16 +181,16 @@ class _MagnitudeNorm(nn.Module):
 
     def extra_repr(self): return f'{self.channels}, orders={self.orders}, stats={self.stats!r}'
 
-# %% ../nbs/03_magnitude.ipynb #947e9ab2
+# %% ../nbs/03_magnitude.ipynb #57f64a41
 class HNormAct(_MagnitudeNorm):
     "HBatchNorm + ℂ-ReLU (Def. A.4), fused"
 
-# %% ../nbs/03_magnitude.ipynb #350b1193
+# %% ../nbs/03_magnitude.ipynb #c9ddd96d
 class CBatchNorm(_MagnitudeNorm):
     "ℂ-BN of H-Nets (Def. A.3), whose γ and β are called a and b here; magnitudes may become negative"
     low = -math.inf
 
-# %% ../nbs/03_magnitude.ipynb #8f650f04
+# %% ../nbs/03_magnitude.ipynb #e4c685d3
 def standardize(
     z:torch.Tensor, # complex
     dims,           # the axes to standardise over
@@ -203,14 +203,14 @@ def standardize(
     var = 2*v.square().mean([*dims, -1], keepdim=True)     # two real numbers make a complex one
     return torch.view_as_complex(v / (var.clamp(min=torch.finfo(v.dtype).tiny).sqrt() + eps))
 
-# %% ../nbs/03_magnitude.ipynb #0c9d7f3c
+# %% ../nbs/03_magnitude.ipynb #070c252e
 def _keep(shape, p, device):
     "A boolean mask, true with probability 1-p, from 16 random bits for each element"
     n = math.prod(shape)
     bits = torch.empty(-(-n//4), dtype=torch.int64, device=device).random_(-2**63, None).view(torch.int16)
     return bits[:n].view(shape) >= round(p*2**16) - 2**15
 
-# %% ../nbs/03_magnitude.ipynb #4ddee2d4
+# %% ../nbs/03_magnitude.ipynb #351aeaca
 class HDropout(nn.Module):
     "Dropout with one mask for the real and the imaginary part"
     def __init__(self,
