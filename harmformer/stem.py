@@ -6,7 +6,7 @@
 __all__ = ['NORMS', 'HSkip', 'avg_pool', 'upscale', 'radial_mask', 'HNetNorm', 'HLayerAct', 'HConvBlock', 'HStem',
            'check_stem_input']
 
-# %% ../nbs/04_stem.ipynb #c4ba4d05
+# %% ../nbs/04_stem.ipynb #b907f807
 import math, torch
 import torch.nn.functional as F
 from functools import lru_cache
@@ -16,7 +16,7 @@ from .fields import as_orders, disc, pixel_grid
 from .conv import HConv2d
 from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
 
-# %% ../nbs/04_stem.ipynb #1cd1a137
+# %% ../nbs/04_stem.ipynb #f4801e3b
 class HSkip(nn.Module):
     "The way around a convolution: the identity, or a complex matrix for each order where the number of channels changes"
     def __init__(self, in_channels:int, out_channels:int, orders=(-1,0,1)):
@@ -31,7 +31,7 @@ class HSkip(nn.Module):
 
     def extra_repr(self): return 'identity' if self.weight is None else f'{self.in_channels}, {self.out_channels}'
 
-# %% ../nbs/04_stem.ipynb #09b1c864
+# %% ../nbs/04_stem.ipynb #cb215c5e
 class _AvgPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z):
@@ -45,13 +45,13 @@ class _AvgPool(torch.autograd.Function):
         *b, h, w = g.shape
         return (g*.25)[..., None, :, None].expand(*b, h, 2, w, 2).reshape(*b, 2*h, 2*w)
 
-# %% ../nbs/04_stem.ipynb #e15b8961
+# %% ../nbs/04_stem.ipynb #d8c36ee6
 def avg_pool(z:torch.Tensor)->torch.Tensor: # (..., h, w), real or complex → (..., h/2, w/2)
     "Mean of every 2×2 pixels"
     if z.shape[-2] % 2 or z.shape[-1] % 2: raise ValueError(f'only even sizes can be halved, got {z.shape[-2]}×{z.shape[-1]} pixels')
     return _AvgPool.apply(z)
 
-# %% ../nbs/04_stem.ipynb #be2b0bd1
+# %% ../nbs/04_stem.ipynb #8e9072c3
 def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w), real or complex → (..., factor·h, factor·w)
     "Bilinear enlargement of images or fields"
     if factor == 1: return x
@@ -59,7 +59,7 @@ def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w), real or 
     y = F.interpolate(x.reshape(-1, 1, *x.shape[-2:]), scale_factor=factor, mode='bilinear', align_corners=False)
     return y.view(*x.shape[:-2], *y.shape[-2:])
 
-# %% ../nbs/04_stem.ipynb #5393d1e7
+# %% ../nbs/04_stem.ipynb #633a54af
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def radial_mask(
@@ -75,12 +75,12 @@ def radial_mask(
     r = (x**2 + y**2).sqrt() * 2/min(h, w)
     return (.5 + .5*torch.cos(math.pi*(4*r - 3).clamp(0, 1))).to(dtype)
 
-# %% ../nbs/04_stem.ipynb #09f2362c
+# %% ../nbs/04_stem.ipynb #02851249
 def _mask_of(z, kind):
     "The mask for `z`, in its precision and on its device"
     return radial_mask(*z.shape[-2:], kind, z.real.dtype, z.device)
 
-# %% ../nbs/04_stem.ipynb #c98183e8
+# %% ../nbs/04_stem.ipynb #2301979f
 class HNetNorm(nn.Module):
     "ℂ-BN, then ℂ-ReLU_b (Def. A.3 and A.1), as in H-Nets"
     def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
@@ -89,7 +89,7 @@ class HNetNorm(nn.Module):
 
     def forward(self, z, mask=None): return self.act(self.norm(z), mask)
 
-# %% ../nbs/04_stem.ipynb #079823ec
+# %% ../nbs/04_stem.ipynb #a3bfe9b5
 class HLayerAct(nn.Module):
     "Every order of a sample standardised over its map (Lemma 5.3), then ℂ-ReLU_{a,b}: a is the layer norm's gain"
     def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
@@ -98,10 +98,10 @@ class HLayerAct(nn.Module):
 
     def forward(self, z, mask=None): return self.act(standardize(z, (2, 3, 4)), mask)
 
-# %% ../nbs/04_stem.ipynb #8b3d69c1
+# %% ../nbs/04_stem.ipynb #089d7327
 NORMS = dict(fused=HNormAct, hnet=HNetNorm, layer=HLayerAct)
 
-# %% ../nbs/04_stem.ipynb #35450d27
+# %% ../nbs/04_stem.ipynb #aaa1b881
 class HConvBlock(nn.Module):
     "Harmonic convolutions, each followed by a norm-activation and a residual connection (Fig. 3b)"
     def __init__(self,
@@ -134,14 +134,14 @@ class HConvBlock(nn.Module):
             x = y if i < lifts else y + self.skips[i-lifts](x)
         return x
 
-# %% ../nbs/04_stem.ipynb #9867b20d
+# %% ../nbs/04_stem.ipynb #3b8e01d5
 def _each(v, n, name):
     "`v` for each of `n` blocks"
     v = tuple(v) if isinstance(v, (tuple, list)) else (v,)*n
     if len(v) != n: raise ValueError(f'{name} has {len(v)} entries for {n} blocks')
     return v
 
-# %% ../nbs/04_stem.ipynb #fad2d33f
+# %% ../nbs/04_stem.ipynb #1a450bdd
 class HStem(nn.Module):
     "S1: enlarge, mask, then blocks of convolutions, each followed by 2×2 average pooling"
     def __init__(self,
@@ -178,7 +178,7 @@ class HStem(nn.Module):
 
     def extra_repr(self): return f'upscale={self.upscale}, mask={self.mask!r}, pools={self.pools}'
 
-# %% ../nbs/04_stem.ipynb #09c6d87f
+# %% ../nbs/04_stem.ipynb #0203c0f5
 def check_stem_input(stem, x):
     "Say what is wrong with the images `x`, if anything is, before any work is done"
     if x.ndim != 4 or x.is_complex(): raise ValueError(f'the stem takes real images (b, {stem.in_channels}, h, w), got {x.dtype} {tuple(x.shape)}')
