@@ -1,7 +1,7 @@
-"""How fast are the engines of HConv2d? Writes nbs/results/speed_conv.csv, which 26_speed.ipynb draws.
+"""How fast are the engines of HConv2d, and the model with them? Writes nbs/results/speed_*.csv, which 26_speed.ipynb draws.
 
     python benchmarks/speed.py            all of it, about 10 minutes on two cores
-    python benchmarks/speed.py --quick    the two ratios and the memory only
+    python benchmarks/speed.py --quick    the ratios and the memory only; writes nothing
 
 Engines take turns within one run, and a time is the smallest of several: read ratios, not seconds.
 """
@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from fastcore.script import call_parse
 from fastprogress import progress_bar
 from harmformer.conv import HConv2d, ring_basis
+from harmformer.core import create_model
 
-OUT = Path(__file__).resolve().parent.parent/'nbs'/'results'/'speed_conv.csv'
+OUT = Path(__file__).resolve().parent.parent/'nbs'/'results'
 RINGS = {3: 1, 5: 1, 7: 2}
 
 
@@ -32,6 +33,27 @@ def conv_step(engine, channels, size, kernel, batch):
     return lambda: torch.autograd.grad(forward(), (x, *layer.parameters()), g)
 
 
+def model_step(engine, batch=32, train=True):
+    "One forward and backward pass of harmformer_mnist, or one evaluation."
+    torch.manual_seed(0)
+    model, x, y = create_model('harmformer_mnist', engine=engine).train(train), torch.rand(batch, 1, 32, 32), torch.arange(batch) % 10
+
+    def step():
+        with torch.set_grad_enabled(train):
+            loss = F.cross_entropy(model(x), y)
+            if train: loss.backward()
+    return step
+
+
+def profile_step(engine):
+    "Share of each kind of operation in one training step, largest first."
+    step = model_step(engine)
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as p: step()
+    rows = [(e.key, e.self_cpu_time_total) for e in p.key_averages()]
+    return [(engine, k.removeprefix('aten::'), round(t/sum(t for _, t in rows), 4)) for k, t in sorted(rows, key=lambda r: -r[1])[:15]]
+
+
 def race(steps, seconds=4., least=2):
     "Milliseconds of each step, the smallest of at least `least` rounds in which all take their turn."
     best = dict.fromkeys(steps, float('inf'))
@@ -48,19 +70,20 @@ def race(steps, seconds=4., least=2):
 def _status(key): return next(int(l.split()[1])/1024 for l in open('/proc/self/status') if l.startswith(key))
 
 
-def _peak(args, queue):
-    step = conv_step(*args)
+def _peak(make, args, queue):
+    step = make(*args)
     gc.collect()
     before = _status('VmRSS')
     step()
     queue.put(_status('VmHWM') - before)
 
 
-def peak_memory(*args):
+def peak_memory(make, *args):
     "MB that one step adds at its peak, in a process of its own (Linux)."
+    if platform.system() != 'Linux': return float('nan')
     ctx = multiprocessing.get_context('spawn')
     queue = ctx.SimpleQueue()
-    p = ctx.Process(target=_peak, args=(args, queue)); p.start(); p.join()
+    p = ctx.Process(target=_peak, args=(make, args, queue)); p.start(); p.join()
     return queue.get()
 
 
@@ -72,25 +95,42 @@ def cases(quick):
     return res + [('map', 8, s, 15, 4, ('fft', 'direct')) for s in (16, 24, 32, 48, 64, 96, 128, 192, 256)]
 
 
+def model_rows():
+    "Training step and evaluation of the whole model."
+    steps = {(e, 'train', 32): model_step(e) for e in ('fft', 'direct')} | {('fft', 'eval', 100): model_step('fft', 100, False)}
+    return [dict(engine=e, mode=mode, batch=b, ms=round(ms, 1), images_per_s=round(1000*b/ms, 1), peak_mb=round(peak_memory(model_step, e, b, mode == 'train'), 1))
+            for (e, mode, b), ms in race(steps, seconds=20).items()]
+
+
+def conv_rows(quick):
+    rows = []
+    for what, channels, size, kernel, batch, engines in progress_bar(cases(quick)):
+        args = (channels, size, kernel, batch)
+        for engine, ms in race({e: conv_step(e, *args) for e in engines}).items():
+            mb = peak_memory(conv_step, engine, *args) if what == 'ratio' else float('nan')
+            rows.append(dict(what=what, engine=engine, channels=channels, size=size, kernel=kernel, batch=batch, ms=round(ms, 2), peak_mb=round(mb, 1)))
+    return rows
+
+
+def write(name, rows, **meta):
+    OUT.mkdir(exist_ok=True)
+    with (OUT/name).open('w', newline='') as f:
+        w = csv.DictWriter(f, {**rows[0], **meta}); w.writeheader(); w.writerows({**r, **meta} for r in rows)
+    print(f'{len(rows)} rows written to {name}')
+
+
 @call_parse
 def main(
-    quick:bool=False, # only the two ratios and the memory
+    quick:bool=False, # only the ratios and the memory
     threads:int=2,    # CPU threads
 ):
     "Time the engines of HConv2d against each other"
     torch.set_num_threads(threads)
     git = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=OUT.parent, capture_output=True, text=True).stdout.strip()
     meta = dict(threads=threads, torch=torch.__version__, machine=platform.machine(), commit=git, date=time.strftime('%Y-%m-%d'))
-    rows = []
-    for what, channels, size, kernel, batch, engines in progress_bar(cases(quick)):
-        args = (channels, size, kernel, batch)
-        for engine, ms in race({e: conv_step(e, *args) for e in engines}).items():
-            mb = peak_memory(engine, *args) if what == 'ratio' and platform.system() == 'Linux' else float('nan')
-            rows.append(dict(what=what, engine=engine, channels=channels, size=size, kernel=kernel, batch=batch,
-                             ms=round(ms, 2), peak_mb=round(mb, 1), **meta))
-    for r in rows: print(*(f'{r[k]:>8}' for k in ('what', 'engine', 'channels', 'size', 'kernel', 'batch', 'ms', 'peak_mb')))
+    model, conv = model_rows(), conv_rows(quick)
+    for r in model + conv: print(*(f'{k}={v}' for k, v in r.items()))
     if quick: return
-    OUT.parent.mkdir(exist_ok=True)
-    with OUT.open('w', newline='') as f:
-        w = csv.DictWriter(f, rows[0]); w.writeheader(); w.writerows(rows)
-    print(f'{len(rows)} rows written to {OUT.name}')
+    write('speed_model.csv', model, **meta)
+    write('speed_conv.csv', conv, **meta)
+    write('speed_profile.csv', [dict(zip(('engine', 'operation', 'share'), r)) for e in ('direct', 'fft') for r in profile_step(e)], **meta)
