@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ring_index', 'CircularEncoding', 'mixing_plan', 'HAttention']
 
-# %% ../nbs/06_attention.ipynb #8183b0e0
+# %% ../nbs/06_attention.ipynb #ac8fa07b
 import math, torch
 from torch import nn
 from einops import rearrange
@@ -16,17 +16,17 @@ from torch.utils.checkpoint import checkpoint
 from .fields import as_orders, pixel_grid
 from .tokens import HLinear, as_complex, as_reals, check_tokens
 
-# %% ../nbs/06_attention.ipynb #7363615f
+# %% ../nbs/06_attention.ipynb #365a01de
 def ring_index(h:int, w:int, rows=slice(None), device=None)->torch.Tensor: # (queries, h·w), integer
     "⌈distance⌉, in pixels, from the tokens `rows` of an h×w grid to all of its tokens"
-    x, y = [o.flatten() for o in pixel_grid(h, w, device=device)]
-    return ((x[rows, None]-x)**2 + (y[rows, None]-y)**2).sqrt().ceil().int()
+    x, y = [o.flatten() for o in pixel_grid(h, w, torch.float32, device)]
+    return ((x[rows, None]-x)**2 + (y[rows, None]-y)**2).sqrt().ceil().long()
 
-# %% ../nbs/06_attention.ipynb #0bf54724
-@lru_cache(maxsize=8)
+# %% ../nbs/06_attention.ipynb #9992e7d0
+@lru_cache(maxsize=4)
 def _whole_index(h, w, device): return ring_index(h, w, device=device)
 
-# %% ../nbs/06_attention.ipynb #8bc18eb0
+# %% ../nbs/06_attention.ipynb #01cfb2b0
 class CircularEncoding(nn.Module):
     "One learned number for each head and ⌈distance⌉"
     def __init__(self, heads:int, grid=(16,16)):
@@ -36,18 +36,19 @@ class CircularEncoding(nn.Module):
 
     def forward(self, grid, rows=None):                                    # rows: a slice of the queries; None: all
         i = _whole_index(*grid, self.table.device) if rows is None else ring_index(*grid, rows, self.table.device)
-        return self.table[:, i.clamp(max=self.table.shape[1]-1)]           # (a, queries, n)
+        a, last = len(self.table), self.table.shape[1]-1
+        return self.table.gather(1, i.clamp(max=last).flatten().expand(a, -1)).unflatten(1, i.shape) # (a, queries, n)
 
     def extra_repr(self): return '{}, {}'.format(*self.table.shape)
 
-# %% ../nbs/06_attention.ipynb #9ab7af04
+# %% ../nbs/06_attention.ipynb #e9a5ac54
 _meet = {'same':          lambda q, k, v: q == k,
          'all':           lambda q, k, v: True,
          'cross_values':  lambda q, k, v: q == k == 0,
          'cross_keys':    lambda q, k, v: q == v == 0,
          'cross_queries': lambda q, k, v: k == v == 0}
 
-# %% ../nbs/06_attention.ipynb #cd1a4d41
+# %% ../nbs/06_attention.ipynb #3705384a
 def mixing_plan(
     mixing:str='same', # 'same', 'all', 'cross_values', 'cross_keys' or 'cross_queries'
     orders=(-1,0,1),
@@ -63,19 +64,19 @@ def mixing_plan(
         return list(dict.fromkeys((q, k) for q,k,v in met)), list(dict.fromkeys((v, p+v) for q,k,v in met))
     return {p: pairs(p) for p in sorted({q-k for q,k,v in triples})}
 
-# %% ../nbs/06_attention.ipynb #1751adc8
+# %% ../nbs/06_attention.ipynb #7fe5d92e
 def _both(k):
     "Tokens k as reals (..., n, 2d), then ik: (..., 2n, 2d)"
     re, im = k.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.cat([k, torch.stack([-im, re], -1).flatten(-2)], -2)
 
-# %% ../nbs/06_attention.ipynb #6febaa22
+# %% ../nbs/06_attention.ipynb #5eac4e8b
 def _modulus(s, eps):
     "√(|S|² + ε) of scores [Re S, Im S]"
     re, im = s.chunk(2, -1)
     return (re*re).addcmul_(im, im).add_(eps).sqrt_()
 
-# %% ../nbs/06_attention.ipynb #56b55890
+# %% ../nbs/06_attention.ipynb #b5a47a3c
 class _Softmax(torch.autograd.Function):
     "softmax(|S|+b) of [Re S, Im S] (b, a, i, 2j): real (b, a, i, j), or with the phase of S as [Re A, Im A] (b, a, i, 2j)"
     @staticmethod
@@ -101,12 +102,12 @@ class _Softmax(torch.autograd.Function):
         ds = s.mul(dX.sub_(t.mul_(r)).mul_(r).unsqueeze(-2))
         return ds.addcmul_(g, r.mul_(A).unsqueeze(-2)).flatten(-2), db, None, None
 
-# %% ../nbs/06_attention.ipynb #6859af7d
+# %% ../nbs/06_attention.ipynb #71a69627
 def _attend(q, k, v, bias, keep_phase, eps=1e-5):
     "Softmax(|q kᴴ| + bias) v for tokens as reals (b, a, n, 2d)"
     return _Softmax.apply(q @ _both(k).mT, bias, keep_phase, eps) @ (_both(v) if keep_phase else v)
 
-# %% ../nbs/06_attention.ipynb #52d9803b
+# %% ../nbs/06_attention.ipynb #f4d0b645
 def _tiles(q, k, v, bias, keep_phase, chunk):
     "`_attend` for a few samples, and `chunk` queries, at a time; bias: slice of queries → encoding"
     a, n, out = *q.shape[1:3], []
@@ -118,7 +119,7 @@ def _tiles(q, k, v, bias, keep_phase, chunk):
         out.append(torch.cat([tile(o, k, v, slice(i*c, i*c+c)) for i, o in enumerate(q.split(c, 2))], 2))
     return torch.cat(out)
 
-# %% ../nbs/06_attention.ipynb #8a3184e1
+# %% ../nbs/06_attention.ipynb #8c768691
 class HAttention(nn.Module):
     "Multi-head self-attention between streams of rotation orders"
     def __init__(self,
@@ -145,12 +146,12 @@ class HAttention(nn.Module):
 
     def extra_repr(self): return f'{self.dim}, heads={self.heads}, mixing={self.mixing!r}, keep_phase={self.keep_phase}, chunk={self.chunk}'
 
-# %% ../nbs/06_attention.ipynb #d67a9963
+# %% ../nbs/06_attention.ipynb #8c05f18d
 def _select(z, have, want):
     "The streams of orders `want` among those of orders `have`"
     return z if tuple(want) == tuple(have) else z.index_select(1, torch.tensor([have.index(m) for m in want], device=z.device))
 
-# %% ../nbs/06_attention.ipynb #62f581a3
+# %% ../nbs/06_attention.ipynb #c933280f
 @patch
 def _operands(self:HAttention, x):
     "For each p the queries, keys and values that meet, as reals (b, a, n, streams·2d)"
@@ -160,7 +161,7 @@ def _operands(self:HAttention, x):
         (m1, m2), (m3, _) = zip(*scored), zip(*summed)
         yield p, heads(self.Q, Q, m1) * (self.dim/self.heads)**-.5, heads(self.K, K, m2), heads(self.V, V, m3)
 
-# %% ../nbs/06_attention.ipynb #25a3a681
+# %% ../nbs/06_attention.ipynb #f7ef3eed
 @patch
 def _bias(self:HAttention, x, grid):
     "The encoding of a slice of queries: looked up once for all, or, in chunks, for each anew"
@@ -172,7 +173,7 @@ def _bias(self:HAttention, x, grid):
     whole = self.rpe(grid)
     return lambda rows: whole
 
-# %% ../nbs/06_attention.ipynb #d5dd7548
+# %% ../nbs/06_attention.ipynb #68b6ea74
 @patch
 def forward(self:HAttention,
     x:torch.Tensor,  # (b, m, n, dim), complex
@@ -185,7 +186,7 @@ def forward(self:HAttention,
         for (_, m), o in zip(summed, y): out[m] = out[m] + o if m in out else o
     return self.O(as_complex(rearrange([out[m] for m in self.orders], 'm b a n d -> b m n (a d)')))
 
-# %% ../nbs/06_attention.ipynb #d7e5ae9a
+# %% ../nbs/06_attention.ipynb #98b3bda7
 @patch
 @torch.no_grad()
 def attention(self:HAttention, x, grid=None): # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
