@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'direct_conv', 'fft_size', 'ring_spectra', 'fourier_conv',
            'pick_engine', 'HConv2d', 'check_conv_input']
 
-# %% ../nbs/02_conv.ipynb #0ab26b95
+# %% ../nbs/02_conv.ipynb #d5482395
 import math, torch
 import torch.nn.functional as F
 from functools import lru_cache
@@ -16,12 +16,12 @@ from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 from .filters import check_grid, harmonic_basis
 
-# %% ../nbs/02_conv.ipynb #213a7b54
+# %% ../nbs/02_conv.ipynb #084061cf
 def filter_orders(in_orders, out_orders)->tuple:
     "The filter orders that lead from `in_orders` to `out_orders`: all differences"
     return tuple(sorted({m-m1 for m in as_orders(out_orders) for m1 in as_orders(in_orders)}))
 
-# %% ../nbs/02_conv.ipynb #1afc397f
+# %% ../nbs/02_conv.ipynb #6334a828
 @lru_cache(maxsize=64)
 def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(orders)·rings, k, k)
     "The rings of every filter order, each scaled so that no plane wave of magnitude 1 gets an answer above 1"
@@ -29,7 +29,7 @@ def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(o
     loudest = torch.fft.fft2(B, s=(4*kernel_size,)*2).abs().amax((-2, -1), keepdim=True)
     return B / loudest
 
-# %% ../nbs/02_conv.ipynb #fb4697c3
+# %% ../nbs/02_conv.ipynb #6ad14263
 @lru_cache(maxsize=64)
 def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->float:
     "The largest gain, over all frequencies, of the power that a layer with ring weights of variance 1 and one channel passes on"
@@ -38,7 +38,7 @@ def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->fl
     power = dict(zip(ms, power.unflatten(0, (len(ms), rings)).sum(1)))
     return float(sum(power[m-m1] for m in out_orders for m1 in in_orders).max() / len(out_orders))
 
-# %% ../nbs/02_conv.ipynb #18bd825b
+# %% ../nbs/02_conv.ipynb #398709e6
 def direct_conv(
     x:torch.Tensor, # (b, i, h, w), real or complex
     C:torch.Tensor, # (len(orders)·rings, i, o), complex coefficients
@@ -53,12 +53,12 @@ def direct_conv(
     else: W = torch.cat([W.real, W.imag])
     return torch.complex(*F.conv2d(x, W, padding=kernel_size//2).chunk(2, 1))
 
-# %% ../nbs/02_conv.ipynb #a5b82e03
+# %% ../nbs/02_conv.ipynb #b003d6e4
 def fft_size(n:int, kernel_size:int)->int:
     "A length for `n` pixels and a filter that has small prime factors and no wrap-around where it matters"
     return next_fast_len(max(n + kernel_size//2, kernel_size), real=True)
 
-# %% ../nbs/02_conv.ipynb #34c306cb
+# %% ../nbs/02_conv.ipynb #e8ea35d6
 @lru_cache(maxsize=32)
 def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, device)->torch.Tensor: # (frequencies, len(orders)·rings)
     "Spectra of all rings with their middle at the origin"
@@ -66,36 +66,36 @@ def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, de
     B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll((-(kernel_size//2),)*2, (-2, -1))
     return torch.fft.fft2(B).flatten(1).T.contiguous().to(device, dtype)
 
-# %% ../nbs/02_conv.ipynb #fa7f95ec
+# %% ../nbs/02_conv.ipynb #0752f78c
 def _spectrum(x, size):
     "(b, c, h, w) → (b, c, frequencies) of the zero-padded maps"
     return torch.fft.fft2(F.pad(x, (0, size[1]-x.shape[-1], 0, size[0]-x.shape[-2]))).flatten(2)
 
-# %% ../nbs/02_conv.ipynb #353f8128
+# %% ../nbs/02_conv.ipynb #aa7d54dd
 def _maps(X, size, shape):
     "(b, c, frequencies) → (b, c, h, w)"
     return torch.fft.ifft2(X.unflatten(2, size))[..., :shape[-2], :shape[-1]]
 
-# %% ../nbs/02_conv.ipynb #54bbcbc2
+# %% ../nbs/02_conv.ipynb #6c0cce81
 def _blocks(x, B, C):
     "Slices of frequencies whose matrices, of all samples and channels, are about 8 MB"
     b, (_, i, o) = x.shape[0], C.shape
     n = max(1, 2**20 // (b*(i+o) + i*o))
     return [slice(s, s+n) for s in range(0, len(B), n)]
 
-# %% ../nbs/02_conv.ipynb #6984d2a3
+# %% ../nbs/02_conv.ipynb #865b69d9
 class _FourierConv(torch.autograd.Function):
     "Y = X W with W = B C, at every frequency: x (b, i, h, w), B (f, k), C (k, i, o) → (b, o, h, w)"
     @staticmethod
     def forward(ctx, x, C, B, size, train):
         X, (i, o) = _spectrum(x, size), C.shape[1:]
         Y = X.new_empty(len(x), o, len(B))
-        kept = X.new_empty(len(B) if train else 0, len(x), i)
+        kept = X.new_empty(len(B), len(x), i) if train else None
         for s in _blocks(x, B, C):
-            X_s = X[..., s].permute(2, 0, 1).contiguous()                # (f, b, i)
+            X_s = X[..., s].permute(2, 0, 1)                             # (f, b, i)
+            X_s = kept[s].copy_(X_s) if train else X_s.contiguous()
             W = (B[s] @ C.flatten(1)).unflatten(1, (i, o))               # (f, i, o)
             Y[..., s] = (X_s @ W).permute(1, 2, 0)
-            if train: kept[s] = X_s
         if train: ctx.save_for_backward(kept, C, B)
         ctx.size, ctx.real, ctx.shape = size, not x.is_complex(), x.shape
         del X
@@ -116,14 +116,14 @@ class _FourierConv(torch.autograd.Function):
         dx = None if dX is None else _maps(dX, size, ctx.shape)
         return dx.real if ctx.real and dx is not None else dx, dC.view_as(C)/len(B), None, None, None
 
-# %% ../nbs/02_conv.ipynb #23e55c8b
+# %% ../nbs/02_conv.ipynb #28e57976
 def fourier_conv(x, C, kernel_size, rings, orders):
     "Harmonic convolution in the Fourier domain: arguments and result of `direct_conv`, exactly"
     size = tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
     B = ring_spectra(kernel_size, rings, orders, size, C.dtype, C.device)
     return _FourierConv.apply(x, C, B, size, torch.is_grad_enabled())
 
-# %% ../nbs/02_conv.ipynb #3776aafc
+# %% ../nbs/02_conv.ipynb #38491da4
 ENGINES = dict(direct=direct_conv, fft=fourier_conv)
 
 def pick_engine(kernel_size:int, size:tuple, taps:float=12.)->str:
@@ -131,7 +131,7 @@ def pick_engine(kernel_size:int, size:tuple, taps:float=12.)->str:
     h, w = size
     return 'fft' if kernel_size**2 * h*w > taps * fft_size(h, kernel_size)*fft_size(w, kernel_size) else 'direct'
 
-# %% ../nbs/02_conv.ipynb #02aa8c2c
+# %% ../nbs/02_conv.ipynb #983cf139
 class HConv2d(nn.Module):
     "Harmonic convolution (Lemma 4.1): streams of `in_orders` to streams of `out_orders`, same size, zeros outside"
     def __init__(self,
@@ -174,7 +174,7 @@ class HConv2d(nn.Module):
         return (f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rings={self.rings}, '
                 f'orders={self.in_orders}→{self.out_orders}, engine={self.engine!r}')
 
-# %% ../nbs/02_conv.ipynb #fd4f5d0f
+# %% ../nbs/02_conv.ipynb #d3d3907a
 def check_conv_input(conv, x):
     "Say what is wrong with the input `x` of `conv`, if anything is"
     image = conv.in_orders == (0,) and not x.is_complex()

@@ -6,7 +6,7 @@
 __all__ = ['PRESETS', 'PARTS', 'WEIGHTS', 'PlainCNN', 'PlainViT', 'InvariantHead', 'Harmformer', 'create_model', 'model_names',
            'count_params', 'params_by_part', 'summary', 'weight_names', 'save_model', 'read_weights', 'load_model']
 
-# %% ../nbs/08_core.ipynb #d937d3cf
+# %% ../nbs/08_core.ipynb #37488658
 import hashlib, inspect, json, os, torch
 from importlib import import_module
 from pathlib import Path
@@ -22,11 +22,11 @@ from .tokens import *
 from .attention import *
 from .encoder import *
 
-# %% ../nbs/08_core.ipynb #5f12e4b6
+# %% ../nbs/08_core.ipynb #2fc2b611
 _house = 'fields filters conv magnitude stem tokens attention encoder'.split()
 __all__ = [*globals().get('__all__', ()), *[n for m in _house for n in import_module(f'harmformer.{m}').__all__]]
 
-# %% ../nbs/08_core.ipynb #bce929ce
+# %% ../nbs/08_core.ipynb #b8a88267
 class PlainCNN(nn.Sequential):
     "An ordinary convolutional network: 3×3 convolutions, batch norm, pooling, a mean over the map"
     def __init__(self, num_classes=10, in_channels=1, channels=(20,40,64), img_size=32):
@@ -37,7 +37,7 @@ class PlainCNN(nn.Sequential):
         for layer in list(self)[:-1]: x = layer(x)
         return x
 
-# %% ../nbs/08_core.ipynb #8930b804
+# %% ../nbs/08_core.ipynb #f865c6e6
 class PlainViT(nn.Module):
     "An ordinary vision transformer: 4×4 patches, absolute positions, a mean over tokens"
     def __init__(self, num_classes=10, in_channels=1, img_size=32, patch=4, dim=32, depth=3, heads=4):
@@ -50,7 +50,7 @@ class PlainViT(nn.Module):
     def features(self, x): return self.blocks(self.patch(x).flatten(2).mT + self.position).mean(1)
     def forward(self, x): return self.head(self.features(x))
 
-# %% ../nbs/08_core.ipynb #78dad3a5
+# %% ../nbs/08_core.ipynb #afefe89f
 class InvariantHead(nn.Module):
     "S4: tokens (b, m, n, dim) → magnitudes → mean over tokens → standardised → linear: (b, num_classes)"
     def __init__(self, dim:int, num_classes:int, orders=(-1,0,1)):
@@ -61,7 +61,7 @@ class InvariantHead(nn.Module):
     def features(self, x): return magnitude(x).mean(2).flatten(1) # (b, m·dim)
     def forward(self, x): return self.linear(self.norm(self.features(x)))
 
-# %% ../nbs/08_core.ipynb #d75f8eec
+# %% ../nbs/08_core.ipynb #6e71e72c
 class Harmformer(nn.Module):
     "A vision transformer whose answer does not change when the image turns: images (b, in_channels, h, w) → (b, num_classes)"
     def __init__(self, num_classes:int=10, in_channels:int=1, *,
@@ -79,7 +79,8 @@ class Harmformer(nn.Module):
     ):
         super().__init__()
         self.orders, self.img_size = as_orders(orders), (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        self.stem = HStem(in_channels, channels, convs, stem_dropout, pools, upscale, orders, kernel_size, rings, norm, mask, engine, stats, residual)
+        self.stem = HStem(in_channels, channels, convs, stem_dropout, pools, upscale, orders, mask,
+                          kernel_size=kernel_size, rings=rings, norm=norm, engine=engine, stats=stats, residual=residual)
         dim = heads*head_dim if depth else self.stem.out_channels
         self.patch = HLinear(self.stem.out_channels, dim, orders) if depth else nn.Identity()
         self.blocks = nn.ModuleList(HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps, mixing=mixing,
@@ -114,7 +115,7 @@ class Harmformer(nn.Module):
             t = block(t, grid)
         return maps
 
-# %% ../nbs/08_core.ipynb #636aa757
+# %% ../nbs/08_core.ipynb #ffe79e52
 PRESETS = dict(
     harmformer_mnist = dict(),
     harmformer_digits = dict(upscale=1, kernel_size=9),
@@ -127,7 +128,7 @@ PRESETS = dict(
     hnext_mnist = dict(depth=0, channels=(8,16,23), norm='hnet', residual=False),
 )
 
-# %% ../nbs/08_core.ipynb #c4decc7b
+# %% ../nbs/08_core.ipynb #648a0942
 def create_model(
     name:str='harmformer_mnist', # one of `model_names()`
     pretrained:str=None,         # a file of `save_model`, or the name of one that comes with the package: see `weight_names()`
@@ -137,30 +138,32 @@ def create_model(
     if pretrained: return load_model(pretrained, name, **overrides)
     if name not in model_names(): raise ValueError(f'no model is called {name!r}; there are {", ".join(model_names())}')
     make = dict(cnn=PlainCNN, vit=PlainViT).get(name, Harmformer)
-    known = [p for p in inspect.signature(make).parameters]
-    if unknown := [k for k in overrides if k not in known]:
-        raise TypeError(f'{name} takes no {", ".join(unknown)}; it takes {", ".join(known)}')
-    model = make(**{**PRESETS.get(name, {}), **overrides})
-    model.config = dict(name=name, **overrides)
+    signature = inspect.signature(make)
+    if unknown := [k for k in overrides if k not in signature.parameters]:
+        raise TypeError(f'{name} takes no {", ".join(unknown)}; it takes {", ".join(signature.parameters)}')
+    args = signature.bind(**{**PRESETS.get(name, {}), **overrides})
+    args.apply_defaults()                     # all of them: a saved model is rebuilt as it was, whatever a preset becomes
+    model = make(**args.arguments)
+    model.config = dict(name=name, **args.arguments)
     return model
 
-# %% ../nbs/08_core.ipynb #2c8d1825
+# %% ../nbs/08_core.ipynb #f7e1072a
 def model_names()->list:
     "The names that `create_model` knows"
     return [*PRESETS, 'cnn', 'vit']
 
-# %% ../nbs/08_core.ipynb #e48fe837
+# %% ../nbs/08_core.ipynb #160fdcc4
 def _own_params(module, real):
     "Parameters of `module` itself, without its children's"
     n = sum(p.numel() for p in module.parameters(recurse=False))
     return n//2 if isinstance(module, (HLinear, HSkip)) and not real else n
 
-# %% ../nbs/08_core.ipynb #c0aad1e9
+# %% ../nbs/08_core.ipynb #957fffd7
 def count_params(model:nn.Module, real:bool=False)->int:
     "Parameters, a complex number counted once; `real=True`: counted as two"
     return sum(_own_params(m, real) for m in model.modules())
 
-# %% ../nbs/08_core.ipynb #a6f66b80
+# %% ../nbs/08_core.ipynb #a1b9fa7b
 PARTS = ('harmonic convolutions', 'norm-activations', 'skips', 'S2 linear', 'encoder linears', 'encoder norms, biases, positions', 'head')
 
 def params_by_part(model)->dict:
@@ -176,7 +179,7 @@ def params_by_part(model)->dict:
         if n := _own_params(m, False): res[part(name, m)] = res.get(part(name, m), 0) + n
     return {p: res[p] for p in PARTS if p in res}
 
-# %% ../nbs/08_core.ipynb #2c574b28
+# %% ../nbs/08_core.ipynb #b11ac031
 @torch.no_grad()
 def summary(
     model,        # a `Harmformer`
@@ -195,14 +198,14 @@ def summary(
     model.train(training)
     return pd.DataFrame([(*r, count_params(parts[r[0]]) if r[0] in parts else 0) for r in rows], columns=['stage', 'shape', 'orders', 'params'])
 
-# %% ../nbs/08_core.ipynb #6ad68ac5
+# %% ../nbs/08_core.ipynb #829d8f97
 WEIGHTS = Path(__file__).parent/'weights' if '__file__' in globals() else Path('../harmformer/weights')
 
 def weight_names()->list:
     "Trained weights that come with the package"
     return sorted(p.stem for p in WEIGHTS.glob('*.safetensors'))
 
-# %% ../nbs/08_core.ipynb #16fcdb3c
+# %% ../nbs/08_core.ipynb #ef361dda
 def _digest(tensors):
     "SHA-256 of names, shapes and numbers"
     h = hashlib.sha256()
@@ -211,7 +214,7 @@ def _digest(tensors):
         h.update(tensors[k].contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
 
-# %% ../nbs/08_core.ipynb #1fe0ebfb
+# %% ../nbs/08_core.ipynb #e21175a6
 def save_model(model, path, **provenance):
     "Write the weights of a model made by `create_model`, with its name, arguments and `provenance` in the header"
     path, tensors = Path(path), {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -219,7 +222,7 @@ def save_model(model, path, **provenance):
     save_file(tensors, part := path.with_name(path.name + '.part'), {'harmformer': json.dumps(header)})
     os.replace(part, path)
 
-# %% ../nbs/08_core.ipynb #2d1537f1
+# %% ../nbs/08_core.ipynb #279193d2
 def read_weights(path)->tuple: # (header, tensors)
     "What is in a file of `save_model`, after checking that it is whole and unchanged"
     path = Path(path)
@@ -231,7 +234,7 @@ def read_weights(path)->tuple: # (header, tensors)
     except (SafetensorError, KeyError, ValueError, TypeError) as e:
         raise ValueError(f'{path} is damaged or no file of save_model ({e}): get it again') from e
 
-# %% ../nbs/08_core.ipynb #729b1652
+# %% ../nbs/08_core.ipynb #65680af1
 def load_model(
     path,           # a file of `save_model`, or the name of one that comes with the package
     name:str=None,  # if given, the model has to be this one

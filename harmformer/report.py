@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from fastcore.script import call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
-warnings.filterwarnings('ignore', 'torch.jit.script', FutureWarning)  # fastai's
+warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
 from harmformer.core import count_params, load_model, model_names
 from harmformer.data import DataError, benchmark_dls
 from harmformer.train import _commit, accuracy_by_angle, accuracy_on, check_room, fit, harmformer_learner, human_time, recipe, seconds_per_step, write_whole
