@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'direct_conv', 'fft_size', 'ring_spectra', 'fourier_conv',
            'pick_engine', 'HConv2d', 'check_conv_input']
 
-# %% ../nbs/02_conv.ipynb #d5482395
+# %% ../nbs/02_conv.ipynb #a788e633
 import math, torch
 import torch.nn.functional as F
 from functools import lru_cache
@@ -16,21 +16,23 @@ from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 from .filters import check_grid, harmonic_basis
 
-# %% ../nbs/02_conv.ipynb #084061cf
+# %% ../nbs/02_conv.ipynb #015bcefe
 def filter_orders(in_orders, out_orders)->tuple:
     "The filter orders that lead from `in_orders` to `out_orders`: all differences"
     return tuple(sorted({m-m1 for m in as_orders(out_orders) for m1 in as_orders(in_orders)}))
 
-# %% ../nbs/02_conv.ipynb #6334a828
+# %% ../nbs/02_conv.ipynb #00d295f5
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(orders)·rings, k, k)
     "The rings of every filter order, each scaled so that no plane wave of magnitude 1 gets an answer above 1"
     B = torch.cat([harmonic_basis(kernel_size, rings, m) for m in orders])
     loudest = torch.fft.fft2(B, s=(4*kernel_size,)*2).abs().amax((-2, -1), keepdim=True)
     return B / loudest
 
-# %% ../nbs/02_conv.ipynb #6ad14263
+# %% ../nbs/02_conv.ipynb #5f094719
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->float:
     "The largest gain, over all frequencies, of the power that a layer with ring weights of variance 1 and one channel passes on"
     ms = filter_orders(in_orders, out_orders)
@@ -38,7 +40,7 @@ def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->fl
     power = dict(zip(ms, power.unflatten(0, (len(ms), rings)).sum(1)))
     return float(sum(power[m-m1] for m in out_orders for m1 in in_orders).max() / len(out_orders))
 
-# %% ../nbs/02_conv.ipynb #398709e6
+# %% ../nbs/02_conv.ipynb #3a70675e
 def direct_conv(
     x:torch.Tensor, # (b, i, h, w), real or complex
     C:torch.Tensor, # (len(orders)·rings, i, o), complex coefficients
@@ -53,37 +55,38 @@ def direct_conv(
     else: W = torch.cat([W.real, W.imag])
     return torch.complex(*F.conv2d(x, W, padding=kernel_size//2).chunk(2, 1))
 
-# %% ../nbs/02_conv.ipynb #b003d6e4
+# %% ../nbs/02_conv.ipynb #ec8e1dec
 def fft_size(n:int, kernel_size:int)->int:
     "A length for `n` pixels and a filter that has small prime factors and no wrap-around where it matters"
     return next_fast_len(max(n + kernel_size//2, kernel_size), real=True)
 
-# %% ../nbs/02_conv.ipynb #e8ea35d6
+# %% ../nbs/02_conv.ipynb #91dba9de
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, device)->torch.Tensor: # (frequencies, len(orders)·rings)
     "Spectra of all rings with their middle at the origin"
     B = ring_basis(kernel_size, rings, orders)
     B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll((-(kernel_size//2),)*2, (-2, -1))
     return torch.fft.fft2(B).flatten(1).T.contiguous().to(device, dtype)
 
-# %% ../nbs/02_conv.ipynb #0752f78c
+# %% ../nbs/02_conv.ipynb #2faf3a98
 def _spectrum(x, size):
     "(b, c, h, w) → (b, c, frequencies) of the zero-padded maps"
     return torch.fft.fft2(F.pad(x, (0, size[1]-x.shape[-1], 0, size[0]-x.shape[-2]))).flatten(2)
 
-# %% ../nbs/02_conv.ipynb #aa7d54dd
+# %% ../nbs/02_conv.ipynb #a10567ef
 def _maps(X, size, shape):
     "(b, c, frequencies) → (b, c, h, w)"
     return torch.fft.ifft2(X.unflatten(2, size))[..., :shape[-2], :shape[-1]]
 
-# %% ../nbs/02_conv.ipynb #6c0cce81
+# %% ../nbs/02_conv.ipynb #341f4894
 def _blocks(x, B, C):
     "Slices of frequencies whose matrices, of all samples and channels, are about 8 MB"
     b, (_, i, o) = x.shape[0], C.shape
     n = max(1, 2**20 // (b*(i+o) + i*o))
     return [slice(s, s+n) for s in range(0, len(B), n)]
 
-# %% ../nbs/02_conv.ipynb #865b69d9
+# %% ../nbs/02_conv.ipynb #4cf1e32d
 class _FourierConv(torch.autograd.Function):
     "Y = X W with W = B C, at every frequency: x (b, i, h, w), B (f, k), C (k, i, o) → (b, o, h, w)"
     @staticmethod
@@ -116,14 +119,14 @@ class _FourierConv(torch.autograd.Function):
         dx = None if dX is None else _maps(dX, size, ctx.shape)
         return dx.real if ctx.real and dx is not None else dx, dC.view_as(C)/len(B), None, None, None
 
-# %% ../nbs/02_conv.ipynb #28e57976
+# %% ../nbs/02_conv.ipynb #b2b19ed6
 def fourier_conv(x, C, kernel_size, rings, orders):
     "Harmonic convolution in the Fourier domain: arguments and result of `direct_conv`, exactly"
     size = tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
     B = ring_spectra(kernel_size, rings, orders, size, C.dtype, C.device)
     return _FourierConv.apply(x, C, B, size, torch.is_grad_enabled())
 
-# %% ../nbs/02_conv.ipynb #38491da4
+# %% ../nbs/02_conv.ipynb #ce3870d3
 ENGINES = dict(direct=direct_conv, fft=fourier_conv)
 
 def pick_engine(kernel_size:int, size:tuple, taps:float=12.)->str:
@@ -131,7 +134,7 @@ def pick_engine(kernel_size:int, size:tuple, taps:float=12.)->str:
     h, w = size
     return 'fft' if kernel_size**2 * h*w > taps * fft_size(h, kernel_size)*fft_size(w, kernel_size) else 'direct'
 
-# %% ../nbs/02_conv.ipynb #983cf139
+# %% ../nbs/02_conv.ipynb #11747bef
 class HConv2d(nn.Module):
     "Harmonic convolution (Lemma 4.1): streams of `in_orders` to streams of `out_orders`, same size, zeros outside"
     def __init__(self,
@@ -174,7 +177,7 @@ class HConv2d(nn.Module):
         return (f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rings={self.rings}, '
                 f'orders={self.in_orders}→{self.out_orders}, engine={self.engine!r}')
 
-# %% ../nbs/02_conv.ipynb #d3d3907a
+# %% ../nbs/02_conv.ipynb #cb727584
 def check_conv_input(conv, x):
     "Say what is wrong with the input `x` of `conv`, if anything is"
     image = conv.in_orders == (0,) and not x.is_complex()
