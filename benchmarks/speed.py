@@ -9,10 +9,14 @@ import csv, gc, multiprocessing, platform, subprocess, time
 from pathlib import Path
 import torch
 import torch.nn.functional as F
+from fastai.callback.core import Callback
 from fastcore.script import call_parse
 from fastprogress import progress_bar
 from harmformer.conv import HConv2d, ring_basis
 from harmformer.core import create_model
+from harmformer.data import benchmark_dls
+from harmformer.train import fit, harmformer_learner
+from harmformer.train import reuse_memory
 
 OUT = Path(__file__).resolve().parent.parent/'nbs'/'results'
 RINGS = {3: 1, 5: 1, 7: 2}
@@ -102,6 +106,30 @@ def model_rows():
             for (e, mode, b), ms in race(steps, seconds=20).items()]
 
 
+class TrainTime(Callback):
+    "Seconds of the training part of the last epoch."
+    def before_train(self): self.start = time.perf_counter()
+    def after_train(self): self.seconds = time.perf_counter() - self.start
+
+
+def pipeline_rows(batch=32, steps=20, rounds=4):
+    "Training steps by `Learner.fit`, with data, schedule, log and progress bar, against the same number of bare steps on one batch."
+    dls = benchmark_dls('digits', bs=batch, size=batch*steps, device='cpu')
+    dls.valid.dataset = dls.valid.dataset.subset(slice(batch))
+    learn = harmformer_learner(dls, 'harmformer_digits', metrics=[], cbs=TrainTime())
+    model, (x, y) = create_model('harmformer_digits').train(), dls.train.one_batch()
+    opt, best = torch.optim.AdamW(model.parameters(), fused=True), dict(bare=float('inf'), pipeline=float('inf'))
+    for i in range(rounds + 1):  # the first one warms up
+        start = time.perf_counter()
+        for _ in range(steps):
+            learn.loss_func(model(x), y).backward()
+            opt.step(); opt.zero_grad()
+        bare = time.perf_counter() - start
+        with learn.no_logging(): fit(learn, 1, 1e-3)
+        if i: best = dict(bare=min(best['bare'], bare), pipeline=min(best['pipeline'], learn.train_time.seconds))
+    return [dict(model='harmformer_digits', mode=k, batch=batch, ms=round(1000*s/steps, 1), images_per_s=round(batch*steps/s, 1)) for k, s in best.items()]
+
+
 def conv_rows(quick):
     rows = []
     for what, channels, size, kernel, batch, engines in progress_bar(cases(quick)):
@@ -126,11 +154,13 @@ def main(
 ):
     "Time the engines of HConv2d against each other"
     torch.set_num_threads(threads)
+    reuse_memory()  # as in training
     git = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=OUT.parent, capture_output=True, text=True).stdout.strip()
     meta = dict(threads=threads, torch=torch.__version__, machine=platform.machine(), commit=git, date=time.strftime('%Y-%m-%d'))
-    model, conv = model_rows(), conv_rows(quick)
-    for r in model + conv: print(*(f'{k}={v}' for k, v in r.items()))
+    pipeline, model, conv = pipeline_rows(), model_rows(), conv_rows(quick)
+    for r in pipeline + model + conv: print(*(f'{k}={v}' for k, v in r.items()))
     if quick: return
+    write('speed_pipeline.csv', pipeline, **meta)
     write('speed_model.csv', model, **meta)
     write('speed_conv.csv', conv, **meta)
     write('speed_profile.csv', [dict(zip(('engine', 'operation', 'share'), r)) for e in ('direct', 'fft') for r in profile_step(e)], **meta)

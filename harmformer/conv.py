@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'direct_conv', 'fft_size', 'ring_spectra', 'fourier_conv',
            'pick_engine', 'HConv2d', 'check_conv_input']
 
-# %% ../nbs/02_conv.ipynb #a788e633
+# %% ../nbs/02_conv.ipynb #e1b908f2
 import math, torch
 import torch.nn.functional as F
 from functools import lru_cache
@@ -16,12 +16,12 @@ from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 from .filters import check_grid, harmonic_basis
 
-# %% ../nbs/02_conv.ipynb #015bcefe
+# %% ../nbs/02_conv.ipynb #23ef0462
 def filter_orders(in_orders, out_orders)->tuple:
     "The filter orders that lead from `in_orders` to `out_orders`: all differences"
     return tuple(sorted({m-m1 for m in as_orders(out_orders) for m1 in as_orders(in_orders)}))
 
-# %% ../nbs/02_conv.ipynb #00d295f5
+# %% ../nbs/02_conv.ipynb #c54bc550
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(orders)·rings, k, k)
@@ -30,7 +30,7 @@ def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(o
     loudest = torch.fft.fft2(B, s=(4*kernel_size,)*2).abs().amax((-2, -1), keepdim=True)
     return B / loudest
 
-# %% ../nbs/02_conv.ipynb #5f094719
+# %% ../nbs/02_conv.ipynb #3e16fcfb
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->float:
@@ -40,7 +40,7 @@ def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->fl
     power = dict(zip(ms, power.unflatten(0, (len(ms), rings)).sum(1)))
     return float(sum(power[m-m1] for m in out_orders for m1 in in_orders).max() / len(out_orders))
 
-# %% ../nbs/02_conv.ipynb #3a70675e
+# %% ../nbs/02_conv.ipynb #dbb2c4d7
 def direct_conv(
     x:torch.Tensor, # (b, i, h, w), real or complex
     C:torch.Tensor, # (len(orders)·rings, i, o), complex coefficients
@@ -55,12 +55,12 @@ def direct_conv(
     else: W = torch.cat([W.real, W.imag])
     return torch.complex(*F.conv2d(x, W, padding=kernel_size//2).chunk(2, 1))
 
-# %% ../nbs/02_conv.ipynb #ec8e1dec
+# %% ../nbs/02_conv.ipynb #3512e0ed
 def fft_size(n:int, kernel_size:int)->int:
     "A length for `n` pixels and a filter that has small prime factors and no wrap-around where it matters"
     return next_fast_len(max(n + kernel_size//2, kernel_size), real=True)
 
-# %% ../nbs/02_conv.ipynb #91dba9de
+# %% ../nbs/02_conv.ipynb #8142a31a
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)
 def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, device)->torch.Tensor: # (frequencies, len(orders)·rings)
@@ -69,37 +69,38 @@ def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, de
     B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll((-(kernel_size//2),)*2, (-2, -1))
     return torch.fft.fft2(B).flatten(1).T.contiguous().to(device, dtype)
 
-# %% ../nbs/02_conv.ipynb #2faf3a98
+# %% ../nbs/02_conv.ipynb #62df938b
 def _spectrum(x, size):
     "(b, c, h, w) → (b, c, frequencies) of the zero-padded maps"
     return torch.fft.fft2(F.pad(x, (0, size[1]-x.shape[-1], 0, size[0]-x.shape[-2]))).flatten(2)
 
-# %% ../nbs/02_conv.ipynb #a10567ef
+# %% ../nbs/02_conv.ipynb #818e0ed0
 def _maps(X, size, shape):
     "(b, c, frequencies) → (b, c, h, w)"
     return torch.fft.ifft2(X.unflatten(2, size))[..., :shape[-2], :shape[-1]]
 
-# %% ../nbs/02_conv.ipynb #341f4894
+# %% ../nbs/02_conv.ipynb #3fe18aab
 def _blocks(x, B, C):
     "Slices of frequencies whose matrices, of all samples and channels, are about 8 MB"
     b, (_, i, o) = x.shape[0], C.shape
     n = max(1, 2**20 // (b*(i+o) + i*o))
     return [slice(s, s+n) for s in range(0, len(B), n)]
 
-# %% ../nbs/02_conv.ipynb #4cf1e32d
+# %% ../nbs/02_conv.ipynb #54dab929
 class _FourierConv(torch.autograd.Function):
     "Y = X W with W = B C, at every frequency: x (b, i, h, w), B (f, k), C (k, i, o) → (b, o, h, w)"
     @staticmethod
     def forward(ctx, x, C, B, size, train):
         X, (i, o) = _spectrum(x, size), C.shape[1:]
         Y = X.new_empty(len(x), o, len(B))
-        kept = X.new_empty(len(B), len(x), i) if train else None
-        for s in _blocks(x, B, C):
-            X_s = X[..., s].permute(2, 0, 1)                             # (f, b, i)
-            X_s = kept[s].copy_(X_s) if train else X_s.contiguous()
-            W = (B[s] @ C.flatten(1)).unflatten(1, (i, o))               # (f, i, o)
-            Y[..., s] = (X_s @ W).permute(1, 2, 0)
-        if train: ctx.save_for_backward(kept, C, B)
+        blocks = _blocks(x, B, C)
+        n = len(B) if train else blocks[0].stop                          # training keeps X and W of all frequencies
+        kept_X, kept_W = X.new_empty(n, len(x), i), X.new_empty(n, i, o)
+        for s in blocks:
+            k = s if train else slice(len(B[s]))
+            torch.mm(B[s], C.flatten(1), out=kept_W[k].flatten(1))
+            Y[..., s] = (kept_X[k].copy_(X[..., s].permute(2, 0, 1)) @ kept_W[k]).permute(1, 2, 0)
+        if train: ctx.save_for_backward(kept_X, kept_W, C, B)
         ctx.size, ctx.real, ctx.shape = size, not x.is_complex(), x.shape
         del X
         return _maps(Y, size, x.shape)
@@ -107,26 +108,24 @@ class _FourierConv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        (X, C, B), size, (i, o) = ctx.saved_tensors, ctx.size, ctx.saved_tensors[1].shape[1:]
+        (X, W, C, B), size = ctx.saved_tensors, ctx.size
         G, dC = _spectrum(g.resolve_conj(), size), torch.zeros_like(C).flatten(1)
-        dX = G.new_empty(len(g), i, len(B)) if ctx.needs_input_grad[0] else None
+        dX = G.new_empty(len(g), C.shape[1], len(B)) if ctx.needs_input_grad[0] else None
         for s in _blocks(g, B, C):
             G_s = G[..., s].permute(2, 0, 1).contiguous()                # (f, b, o)
             dC += B[s].mH @ (X[s].conj_physical().mT @ G_s).flatten(1)
-            if dX is None: continue
-            W = (B[s] @ C.flatten(1)).conj_physical_().unflatten(1, (i, o))
-            dX[..., s] = (G_s @ W.mT).permute(1, 2, 0)
+            if dX is not None: dX[..., s] = (G_s @ W[s].conj_physical().mT).permute(1, 2, 0)
         dx = None if dX is None else _maps(dX, size, ctx.shape)
         return dx.real if ctx.real and dx is not None else dx, dC.view_as(C)/len(B), None, None, None
 
-# %% ../nbs/02_conv.ipynb #b2b19ed6
+# %% ../nbs/02_conv.ipynb #f13c106b
 def fourier_conv(x, C, kernel_size, rings, orders):
     "Harmonic convolution in the Fourier domain: arguments and result of `direct_conv`, exactly"
     size = tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
     B = ring_spectra(kernel_size, rings, orders, size, C.dtype, C.device)
     return _FourierConv.apply(x, C, B, size, torch.is_grad_enabled())
 
-# %% ../nbs/02_conv.ipynb #ce3870d3
+# %% ../nbs/02_conv.ipynb #85c8d1a2
 ENGINES = dict(direct=direct_conv, fft=fourier_conv)
 
 def pick_engine(kernel_size:int, size:tuple, taps:float=12.)->str:
@@ -134,7 +133,7 @@ def pick_engine(kernel_size:int, size:tuple, taps:float=12.)->str:
     h, w = size
     return 'fft' if kernel_size**2 * h*w > taps * fft_size(h, kernel_size)*fft_size(w, kernel_size) else 'direct'
 
-# %% ../nbs/02_conv.ipynb #11747bef
+# %% ../nbs/02_conv.ipynb #5d800ab4
 class HConv2d(nn.Module):
     "Harmonic convolution (Lemma 4.1): streams of `in_orders` to streams of `out_orders`, same size, zeros outside"
     def __init__(self,
@@ -170,14 +169,15 @@ class HConv2d(nn.Module):
     def forward(self, x:torch.Tensor)->torch.Tensor: # (b, in_orders, in_channels, h, w), complex → (b, out_orders, out_channels, h, w)
         check_conv_input(self, x)
         engine = pick_engine(self.kernel_size, x.shape[-2:]) if self.engine == 'auto' else self.engine
-        y = ENGINES[engine](x.flatten(1, -3), self.coefficients(), self.kernel_size, self.rings, self.orders)
+        with torch.autocast(x.device.type, enabled=False): # half precision is not HE: see 11_train
+            y = ENGINES[engine](x.flatten(1, -3), self.coefficients(), self.kernel_size, self.rings, self.orders)
         return y.unflatten(1, (len(self.out_orders), self.out_channels))
 
     def extra_repr(self):
         return (f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rings={self.rings}, '
                 f'orders={self.in_orders}→{self.out_orders}, engine={self.engine!r}')
 
-# %% ../nbs/02_conv.ipynb #cb727584
+# %% ../nbs/02_conv.ipynb #6ecd388c
 def check_conv_input(conv, x):
     "Say what is wrong with the input `x` of `conv`, if anything is"
     image = conv.in_orders == (0,) and not x.is_complex()
