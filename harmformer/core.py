@@ -6,7 +6,7 @@
 __all__ = ['PRESETS', 'PARTS', 'WEIGHTS', 'PlainCNN', 'PlainViT', 'InvariantHead', 'Harmformer', 'create_model', 'model_names',
            'count_params', 'params_by_part', 'summary', 'weight_names', 'save_model', 'read_weights', 'load_model']
 
-# %% ../nbs/08_core.ipynb #37488658
+# %% ../nbs/08_core.ipynb #93f1c6fb
 import hashlib, inspect, json, os, torch
 from importlib import import_module
 from pathlib import Path
@@ -22,11 +22,11 @@ from .tokens import *
 from .attention import *
 from .encoder import *
 
-# %% ../nbs/08_core.ipynb #2fc2b611
+# %% ../nbs/08_core.ipynb #404c1117
 _house = 'fields filters conv magnitude stem tokens attention encoder'.split()
 __all__ = [*globals().get('__all__', ()), *[n for m in _house for n in import_module(f'harmformer.{m}').__all__]]
 
-# %% ../nbs/08_core.ipynb #b8a88267
+# %% ../nbs/08_core.ipynb #761abf6a
 class PlainCNN(nn.Sequential):
     "An ordinary convolutional network: 3×3 convolutions, batch norm, pooling, a mean over the map"
     def __init__(self, num_classes=10, in_channels=1, channels=(20,40,64), img_size=32):
@@ -37,7 +37,7 @@ class PlainCNN(nn.Sequential):
         for layer in list(self)[:-1]: x = layer(x)
         return x
 
-# %% ../nbs/08_core.ipynb #f865c6e6
+# %% ../nbs/08_core.ipynb #e00a5c93
 class PlainViT(nn.Module):
     "An ordinary vision transformer: 4×4 patches, absolute positions, a mean over tokens"
     def __init__(self, num_classes=10, in_channels=1, img_size=32, patch=4, dim=32, depth=3, heads=4):
@@ -50,18 +50,19 @@ class PlainViT(nn.Module):
     def features(self, x): return self.blocks(self.patch(x).flatten(2).mT + self.position).mean(1)
     def forward(self, x): return self.head(self.features(x))
 
-# %% ../nbs/08_core.ipynb #afefe89f
+# %% ../nbs/08_core.ipynb #e285485a
 class InvariantHead(nn.Module):
     "S4: tokens (b, m, n, dim) → magnitudes → mean over tokens → standardised → linear: (b, num_classes)"
     def __init__(self, dim:int, num_classes:int, orders=(-1,0,1)):
         super().__init__()
         n = len(as_orders(orders))*dim
-        self.norm, self.linear = nn.BatchNorm1d(n, affine=False), nn.Linear(n, num_classes)
+        self.norm, self.linear = BatchStandardize(n), nn.Linear(n, num_classes)
 
     def features(self, x): return magnitude(x).mean(2).flatten(1) # (b, m·dim)
-    def forward(self, x): return self.linear(self.norm(self.features(x)))
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False): return self.linear(self.norm(self.features(x))) # see 11_train
 
-# %% ../nbs/08_core.ipynb #6e71e72c
+# %% ../nbs/08_core.ipynb #10db0534
 class Harmformer(nn.Module):
     "A vision transformer whose answer does not change when the image turns: images (b, in_channels, h, w) → (b, num_classes)"
     def __init__(self, num_classes:int=10, in_channels:int=1, *,
@@ -115,7 +116,7 @@ class Harmformer(nn.Module):
             t = block(t, grid)
         return maps
 
-# %% ../nbs/08_core.ipynb #ffe79e52
+# %% ../nbs/08_core.ipynb #46d867e4
 PRESETS = dict(
     harmformer_mnist = dict(),
     harmformer_digits = dict(upscale=1, kernel_size=9),
@@ -128,7 +129,7 @@ PRESETS = dict(
     hnext_mnist = dict(depth=0, channels=(8,16,23), norm='hnet', residual=False),
 )
 
-# %% ../nbs/08_core.ipynb #648a0942
+# %% ../nbs/08_core.ipynb #ef829480
 def create_model(
     name:str='harmformer_mnist', # one of `model_names()`
     pretrained:str=None,         # a file of `save_model`, or the name of one that comes with the package: see `weight_names()`
@@ -147,23 +148,23 @@ def create_model(
     model.config = dict(name=name, **args.arguments)
     return model
 
-# %% ../nbs/08_core.ipynb #f7e1072a
+# %% ../nbs/08_core.ipynb #bccbcb9b
 def model_names()->list:
     "The names that `create_model` knows"
     return [*PRESETS, 'cnn', 'vit']
 
-# %% ../nbs/08_core.ipynb #160fdcc4
+# %% ../nbs/08_core.ipynb #7f185c12
 def _own_params(module, real):
     "Parameters of `module` itself, without its children's"
     n = sum(p.numel() for p in module.parameters(recurse=False))
     return n//2 if isinstance(module, (HLinear, HSkip)) and not real else n
 
-# %% ../nbs/08_core.ipynb #957fffd7
+# %% ../nbs/08_core.ipynb #b0ac9762
 def count_params(model:nn.Module, real:bool=False)->int:
     "Parameters, a complex number counted once; `real=True`: counted as two"
     return sum(_own_params(m, real) for m in model.modules())
 
-# %% ../nbs/08_core.ipynb #a1b9fa7b
+# %% ../nbs/08_core.ipynb #376c57b2
 PARTS = ('harmonic convolutions', 'norm-activations', 'skips', 'S2 linear', 'encoder linears', 'encoder norms, biases, positions', 'head')
 
 def params_by_part(model)->dict:
@@ -179,7 +180,7 @@ def params_by_part(model)->dict:
         if n := _own_params(m, False): res[part(name, m)] = res.get(part(name, m), 0) + n
     return {p: res[p] for p in PARTS if p in res}
 
-# %% ../nbs/08_core.ipynb #b11ac031
+# %% ../nbs/08_core.ipynb #e6033813
 @torch.no_grad()
 def summary(
     model,        # a `Harmformer`
@@ -198,14 +199,14 @@ def summary(
     model.train(training)
     return pd.DataFrame([(*r, count_params(parts[r[0]]) if r[0] in parts else 0) for r in rows], columns=['stage', 'shape', 'orders', 'params'])
 
-# %% ../nbs/08_core.ipynb #829d8f97
+# %% ../nbs/08_core.ipynb #e803f738
 WEIGHTS = Path(__file__).parent/'weights' if '__file__' in globals() else Path('../harmformer/weights')
 
 def weight_names()->list:
     "Trained weights that come with the package"
     return sorted(p.stem for p in WEIGHTS.glob('*.safetensors'))
 
-# %% ../nbs/08_core.ipynb #ef361dda
+# %% ../nbs/08_core.ipynb #62c453f7
 def _digest(tensors):
     "SHA-256 of names, shapes and numbers"
     h = hashlib.sha256()
@@ -214,7 +215,7 @@ def _digest(tensors):
         h.update(tensors[k].contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
 
-# %% ../nbs/08_core.ipynb #e21175a6
+# %% ../nbs/08_core.ipynb #6fc454a7
 def save_model(model, path, **provenance):
     "Write the weights of a model made by `create_model`, with its name, arguments and `provenance` in the header"
     path, tensors = Path(path), {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -222,7 +223,7 @@ def save_model(model, path, **provenance):
     save_file(tensors, part := path.with_name(path.name + '.part'), {'harmformer': json.dumps(header)})
     os.replace(part, path)
 
-# %% ../nbs/08_core.ipynb #279193d2
+# %% ../nbs/08_core.ipynb #2bee2ab5
 def read_weights(path)->tuple: # (header, tensors)
     "What is in a file of `save_model`, after checking that it is whole and unchanged"
     path = Path(path)
@@ -234,7 +235,7 @@ def read_weights(path)->tuple: # (header, tensors)
     except (SafetensorError, KeyError, ValueError, TypeError) as e:
         raise ValueError(f'{path} is damaged or no file of save_model ({e}): get it again') from e
 
-# %% ../nbs/08_core.ipynb #65680af1
+# %% ../nbs/08_core.ipynb #86a7a617
 def load_model(
     path,           # a file of `save_model`, or the name of one that comes with the package
     name:str=None,  # if given, the model has to be this one

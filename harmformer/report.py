@@ -7,12 +7,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from fastai.distributed import teardown_distrib
+from fastai.torch_core import rank_distrib
 from fastcore.script import call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
 from harmformer.core import count_params, load_model, model_names
 from harmformer.data import DataError, benchmark_dls
-from harmformer.train import _commit, accuracy_by_angle, accuracy_on, check_room, fit, harmformer_learner, human_time, recipe, seconds_per_step, write_whole
+from harmformer.train import (_commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
+                              recipe, seconds_per_step, start_processes, write_whole)
 
 ANGLES = tuple(range(0, 360, 15))
 NICE = dict(cnn='plain CNN', vit='plain ViT')
@@ -30,7 +33,7 @@ def loss_curves(logs):
     for i, (name, log) in enumerate(logs.items()):
         a.plot(log.epoch + 1, log.train_loss, f'C{i}--'); a.plot(log.epoch + 1, log.valid_loss, f'C{i}-', label=nice(name))
         b.plot(log.epoch + 1, log.accuracy, f'C{i}--'); b.plot(log.epoch + 1, log.turned, f'C{i}-', label=nice(name))
-    a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title='validation accuracy (dashed: upright, solid: turned)', ylim=(None, 1))
+    a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title='accuracy (dashed: upright, solid: turned)', ylim=(None, 1))
     a.legend()
     return fig
 
@@ -106,19 +109,22 @@ def run_report(path):
 
 
 def _train_one(dls, path, settings, seed, resume, provenance):
-    "Train one model into the folder `path`, or finish it; its best weights by validation."
-    check_room(path)
+    "Train one model into the folder `path`, or finish it; its best weights by validation, in the first process."
+    first = rank_distrib() == 0
+    if first: check_room(path)
     s = dict(settings)
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
     s.pop('bs')
     learn = harmformer_learner(dls, lr=train['lr'], **s)
-    print(f"Training {s['model']} ({count_params(learn.model):,} parameters) on {dls.about}. {train['epochs']} epochs of {len(dls.train)} steps: "
-          f"about {human_time(1.15*seconds_per_step(learn)*len(dls.train)*train['epochs'])} here.", flush=True)
+    steps = len(dls.train.shard())
+    needs = human_time(1.15*seconds_per_step(learn)*steps*train['epochs'])
+    if first: print(f"Training {s['model']} ({count_params(learn.model):,} parameters) on {dls.about}. {train['epochs']} epochs of {steps} steps: "
+                    f"about {needs} here.", flush=True)
     start = time.time()
     fit(learn, **train, path=path, seed=seed, resume=resume, provenance=provenance)
-    if learn.stopped: raise SystemExit(f'Stopped and saved in {path}. To go on: the same command with --resume.')
-    return load_model(path/'best.safetensors').to(dls.device), time.time() - start
+    if learn.stopped: raise SystemExit(f'Stopped and saved in {path}. To go on: the same command with --resume.' if first else 1)
+    return load_model(path/'best.safetensors').to(dls.device) if first else None, time.time() - start
 
 
 def _free_name(out, name, resume):
@@ -148,17 +154,18 @@ def harmformer_train(
     except ValueError as e: raise SystemExit(str(e))
     for m in (settings['model'], rival):
         if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
-    path = _free_name(out, name or f"{benchmark}-{settings['model']}-seed{seed}", resume)
-    check_room(path)
+    world = start_processes()
+    if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
+    path = from_first(lambda: check_room(_free_name(out, name or f"{benchmark}-{settings['model']}-seed{seed}", resume)))
     config = dict(benchmark=benchmark, title='', seed=seed, size=size, recipe=settings, rival=rival)
-    try: dls = benchmark_dls(benchmark, bs=settings['bs'], seed=seed, size=size)
+    try: dls = first_before_others(lambda: benchmark_dls(benchmark, bs=settings['bs']//world, seed=seed, size=size))
     except DataError as e: raise SystemExit(str(e))
     config['title'] = dls.title
     file = path/'config.json'
-    if resume and file.exists() and {k: v for k, v in json.loads(file.read_text()).items() if k in config} != json.loads(json.dumps(config)):
+    if rank_distrib() == 0 and resume and file.exists() and {k: v for k, v in json.loads(file.read_text()).items() if k in config} != json.loads(json.dumps(config)):
         raise SystemExit(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
     provenance = dict(benchmark=benchmark, title=dls.title, seed=seed, commit=_commit(), images=len(dls.train.dataset))
-    write_whole(file, lambda p: p.write_text(json.dumps(dict(**config, commit=_commit(), torch=torch.__version__, machine=platform.machine()), indent=1)))
+    if rank_distrib() == 0: write_whole(file, lambda p: p.write_text(json.dumps(dict(**config, commit=_commit(), torch=torch.__version__, machine=platform.machine()), indent=1)))
 
     todo = {settings['model']: (path, settings)}
     if rival not in ('none', settings['model']):
@@ -166,6 +173,8 @@ def harmformer_train(
     models, seconds = {}, {}
     for n, (p, s) in todo.items():
         models[n], seconds[n] = _train_one(dls, p, s, seed, resume, provenance)
+    teardown_distrib()
+    if rank_distrib(): return
     rows = [dict(model=n, params=count_params(m), upright=accuracy_on(m, dls.upright or dls.test), turned=accuracy_on(m, dls.test),
                  seconds=round(seconds[n]), folder=str(todo[n][0].relative_to(path))) for n, m in models.items()]
     flat = (dls.upright or dls.test).dataset

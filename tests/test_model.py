@@ -42,6 +42,16 @@ def test_variant_turns_in_single_precision(kw):
     assert turn_error(model, images(model)) < 1e-4
 
 
+@pytest.mark.parametrize('kw', [dict(engine='fft'), dict(engine='direct'), dict(mixing='all', chunk=5)], ids=str)
+def test_autocast_changes_nothing(kw):
+    model = settled('harmformer_mnist', **{**SMALL, **kw})
+    x = images(model)
+    with torch.no_grad():
+        plain = model(x)
+        with torch.autocast('cpu', torch.bfloat16): mixed = model(x)
+    assert torch.equal(plain, mixed)
+
+
 def test_a_plain_network_fails_the_same_test():
     torch.manual_seed(0)
     cnn = create_model('cnn', img_size=16).eval()
