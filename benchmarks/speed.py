@@ -58,15 +58,17 @@ def profile_step(engine):
     return [(engine, k.removeprefix('aten::'), round(t/sum(t for _, t in rows), 4)) for k, t in sorted(rows, key=lambda r: -r[1])[:15]]
 
 
-def race(steps, seconds=4., least=2):
-    "Milliseconds of each step, the smallest of at least `least` rounds in which all take their turn."
+def race(steps, seconds=4., least=2, turn=1.):
+    "Milliseconds of each step, the smallest of at least `least` rounds in which each has its turn, of a second or one step."
     best = dict.fromkeys(steps, float('inf'))
     for s in steps.values(): s()  # plans, caches
     start, rounds = time.perf_counter(), 0
     while rounds < least or time.perf_counter() - start < seconds:
         for name, step in steps.items():
-            t = time.perf_counter(); step()
-            best[name] = min(best[name], 1000*(time.perf_counter() - t))
+            began = time.perf_counter()
+            while time.perf_counter() - began < turn:
+                t = time.perf_counter(); step()
+                best[name] = min(best[name], 1000*(time.perf_counter() - t))
         rounds += 1
     return best
 
@@ -115,7 +117,6 @@ class TrainTime(Callback):
 def pipeline_rows(batch=32, steps=20, rounds=4):
     "Training steps by `Learner.fit`, with data, schedule, log and progress bar, against the same number of bare steps on one batch."
     dls = benchmark_dls('digits', bs=batch, size=batch*steps, device='cpu')
-    dls.valid.dataset = dls.valid.dataset.subset(slice(batch))
     learn = harmformer_learner(dls, 'harmformer_digits', metrics=[], cbs=TrainTime())
     model, (x, y) = create_model('harmformer_digits').train(), dls.train.one_batch()
     opt, best = torch.optim.AdamW(model.parameters(), fused=True), dict(bare=float('inf'), pipeline=float('inf'))
@@ -150,6 +151,7 @@ def write(name, rows, **meta):
 @call_parse
 def main(
     quick:bool=False, # only the ratios and the memory
+    only:str=None,    # one of model, conv, profile, pipeline
     threads:int=2,    # CPU threads
 ):
     "Time the engines of HConv2d against each other"
@@ -157,10 +159,9 @@ def main(
     reuse_memory()  # as in training
     git = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=OUT.parent, capture_output=True, text=True).stdout.strip()
     meta = dict(threads=threads, torch=torch.__version__, machine=platform.machine(), commit=git, date=time.strftime('%Y-%m-%d'))
-    pipeline, model, conv = pipeline_rows(), model_rows(), conv_rows(quick)
-    for r in pipeline + model + conv: print(*(f'{k}={v}' for k, v in r.items()))
-    if quick: return
-    write('speed_pipeline.csv', pipeline, **meta)
-    write('speed_model.csv', model, **meta)
-    write('speed_conv.csv', conv, **meta)
-    write('speed_profile.csv', [dict(zip(('engine', 'operation', 'share'), r)) for e in ('direct', 'fft') for r in profile_step(e)], **meta)
+    profile = lambda: [dict(zip(('engine', 'operation', 'share'), r)) for e in ('direct', 'fft') for r in profile_step(e)]
+    for name, rows in dict(model=model_rows, conv=lambda: conv_rows(quick), profile=profile, pipeline=pipeline_rows).items():
+        if only not in (None, name): continue
+        rows = rows()
+        for r in rows: print(*(f'{k}={v}' for k, v in r.items()), flush=True)
+        if not quick: write(f'speed_{name}.csv', rows, **meta)
