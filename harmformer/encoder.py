@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['HMLP', 'HEncoderBlock']
 
-# %% ../nbs/07_encoder.ipynb #d0539ea8
+# %% ../nbs/07_encoder.ipynb #9ce27387
 import torch
 from torch import nn
 from .attention import HAttention
 from .magnitude import CReLU, HDropout
 from .tokens import HLayerNorm, HLinear
 
-# %% ../nbs/07_encoder.ipynb #cdb38c07
+# %% ../nbs/07_encoder.ipynb #4ae05aa0
 class HMLP(nn.Module):
     "Two harmonic linear layers with a ℂ-ReLU between them, on tokens (b, m, n, dim)"
     def __init__(self, dim:int, hidden:int, orders=(-1,0,1)):
@@ -21,7 +21,7 @@ class HMLP(nn.Module):
 
     def forward(self, x): return self.down(self.act(self.up(x)))
 
-# %% ../nbs/07_encoder.ipynb #f5e63133
+# %% ../nbs/07_encoder.ipynb #73a0dd53
 class HEncoderBlock(nn.Module):
     "Pre-norm transformer block on tokens (b, m, n, dim): x + attention(norm x), then x + mlp(norm x)"
     def __init__(self,
