@@ -14,6 +14,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
 from harmformer.core import count_params, load_model, model_names
 from harmformer.data import DataError, benchmark_dls
+from harmformer.stability import plot_polar
 from harmformer.train import (_commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
                               recipe, seconds_per_step, start_processes, write_whole)
 
@@ -40,12 +41,7 @@ def loss_curves(logs):
 
 def polar(by_angle):
     "Accuracy against the angle of the image."
-    fig, ax = _figure(size=(5, 4.4), subplot_kw=dict(projection='polar'))
-    for name, acc in by_angle.items():
-        t = torch.deg2rad(torch.tensor([*acc, 360.]))
-        ax.plot(t, [*acc.values(), acc[0]], label=nice(name))
-    ax.set_rlim(0, 1); ax.set_rticks([.25, .5, .75, 1]); ax.legend(loc='lower right', bbox_to_anchor=(1.2, -.12))
-    return fig
+    return plot_polar({nice(name): acc for name, acc in by_angle.items()})
 
 
 @torch.no_grad()
