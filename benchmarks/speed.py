@@ -50,10 +50,11 @@ def model_step(engine, batch=32, train=True):
 
 
 def profile_step(engine):
-    "Share of each kind of operation in one training step, largest first."
+    "Share of each kind of operation in training steps, largest first."
     step = model_step(engine)
     step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as p: step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as p:
+        for _ in range(1 if engine == 'direct' else 5): step()
     rows = [(e.key, e.self_cpu_time_total) for e in p.key_averages()]
     return [(engine, k.removeprefix('aten::'), round(t/sum(t for _, t in rows), 4)) for k, t in sorted(rows, key=lambda r: -r[1])[:15]]
 
@@ -105,7 +106,7 @@ def model_rows():
     "Training step and evaluation of the whole model."
     steps = {(e, 'train', 32): model_step(e) for e in ('fft', 'direct')} | {('fft', 'eval', 100): model_step('fft', 100, False)}
     return [dict(engine=e, mode=mode, batch=b, ms=round(ms, 1), images_per_s=round(1000*b/ms, 1), peak_mb=round(peak_memory(model_step, e, b, mode == 'train'), 1))
-            for (e, mode, b), ms in race(steps, seconds=20).items()]
+            for (e, mode, b), ms in race(steps, seconds=20, turn=4.).items()]
 
 
 class TrainTime(Callback):
