@@ -145,7 +145,7 @@ def conv_rows(quick):
 def write(name, rows, **meta):
     OUT.mkdir(exist_ok=True)
     with (OUT/name).open('w', newline='') as f:
-        w = csv.DictWriter(f, {**rows[0], **meta}); w.writeheader(); w.writerows({**r, **meta} for r in rows)
+        w = csv.DictWriter(f, {**rows[0], **meta}, lineterminator='\n'); w.writeheader(); w.writerows({**r, **meta} for r in rows)
     print(f'{len(rows)} rows written to {name}')
 
 
