@@ -7,7 +7,7 @@ __all__ = ['PAPER', 'BUDGET', 'TurnedAccuracy', 'accuracy_on', 'reuse_memory', '
            'ShareTrainer', 'start_processes', 'from_first', 'first_before_others', 'write_whole', 'Checkpoint', 'fit',
            'accuracy_by_angle', 'check_room', 'seconds_per_step', 'human_time']
 
-# %% ../nbs/11_train.ipynb #deef1ea7
+# %% ../nbs/11_train.ipynb #29765b20
 import ctypes, json, os, platform, shutil, signal, subprocess, sys, time, torch
 import pandas as pd
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from fastai.torch_core import distrib_barrier, get_model, num_distrib, rank_dist
 from .core import PRESETS, all_sum, count_params, create_model, load_model, model_names, save_model
 from .data import benchmark_dls, benchmark_names
 
-# %% ../nbs/11_train.ipynb #acb7428b
+# %% ../nbs/11_train.ipynb #9880a1f6
 class TurnedAccuracy(Metric):
     "Accuracy on `dls.turned`: the validation images, each turned by its own angle"
     name = 'turned'
@@ -37,7 +37,7 @@ class TurnedAccuracy(Metric):
     @property
     def value(self): return accuracy_on(self.learn.model, self.learn.dls.turned)
 
-# %% ../nbs/11_train.ipynb #e4e3c542
+# %% ../nbs/11_train.ipynb #93d5a977
 @torch.no_grad()
 def accuracy_on(model, dl)->float:
     "Share of right answers of `model`, in eval mode, on a DataLoader"
@@ -50,7 +50,7 @@ def accuracy_on(model, dl)->float:
     model.train(training)
     return right/n
 
-# %% ../nbs/11_train.ipynb #876b4bea
+# %% ../nbs/11_train.ipynb #8b74f052
 class _Learner(Learner):
     "A Learner that can start at a later epoch, and whose `distrib_ctx` works on CPUs"
     first_epoch = 0
@@ -66,14 +66,14 @@ class _Learner(Learner):
         if rank_distrib(): self.remove_cb(ProgressCallback)
         return self
 
-# %% ../nbs/11_train.ipynb #3d77c05f
+# %% ../nbs/11_train.ipynb #92899d0b
 def reuse_memory()->bool: # whether it could be done
     "Let glibc keep freed memory for the next large tensor (Linux; elsewhere nothing happens)"
     try: mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
     return bool(mallopt(-4, 0) and mallopt(-1, 2**31 - 1)) # M_MMAP_MAX: no maps of their own; M_TRIM_THRESHOLD: no giving back
 
-# %% ../nbs/11_train.ipynb #01c702c9
+# %% ../nbs/11_train.ipynb #32013073
 def harmformer_learner(
     dls,                        # from `benchmark_dls`, or any DataLoaders with c, n_in and img_size
     model='harmformer_mnist',   # a name for `create_model`, or a module
@@ -89,7 +89,7 @@ def harmformer_learner(
     opt = partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True))
     return _Learner(dls, model, CrossEntropyLossFlat(label_smoothing=label_smoothing), opt, lr=lr, wd=wd, metrics=metrics, cbs=cbs)
 
-# %% ../nbs/11_train.ipynb #29c0d0a5
+# %% ../nbs/11_train.ipynb #3d147433
 PAPER = {
     'digits':         dict(model='harmformer_digits', epochs=16, bs=16, lr=.004, schedule='onecycle', dropout=0.),
     'mnist-rot-test': dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007, schedule='plateau'),
@@ -99,7 +99,7 @@ PAPER = {
 }
 BUDGET = {'mnist-rot-test': dict(epochs=5), 'rotated-mnist': dict(epochs=20), 'cifar-rot-test': dict(epochs=5), 'pcam': dict(epochs=5, lr=.002)}
 
-# %% ../nbs/11_train.ipynb #5c3c034e
+# %% ../nbs/11_train.ipynb #c63895fe
 def recipe(
     benchmark:str='digits',
     budget:bool=False, # the form for a CPU
@@ -111,7 +111,7 @@ def recipe(
     if budget and benchmark in BUDGET: res = {**res, **dict(lr=.004, schedule='onecycle', dropout=0.), **BUDGET[benchmark]}
     return {**res, **{k: v for k, v in changes.items() if v is not None}}
 
-# %% ../nbs/11_train.ipynb #c3c01d67
+# %% ../nbs/11_train.ipynb #d5da77de
 def schedule_cbs(schedule:str, lr:float)->list:
     "The callbacks of a learning-rate schedule: 'onecycle', 'cosine', 'plateau' or 'flat'"
     if schedule == 'onecycle': return [ParamScheduler(dict(lr=combined_cos(.25, lr/25, lr, lr/1e4), mom=combined_cos(.25, .95, .85, .95)))]
@@ -120,7 +120,7 @@ def schedule_cbs(schedule:str, lr:float)->list:
     if schedule == 'flat': return []
     raise ValueError(f"schedule is 'onecycle', 'cosine', 'plateau' or 'flat', got {schedule!r}")
 
-# %% ../nbs/11_train.ipynb #cce4e3e3
+# %% ../nbs/11_train.ipynb #9524c35a
 class ShareTrainer(DistributedTrainer):
     "fastai's DistributedTrainer for loaders that can `shard` themselves, on CPUs too"
     def _wrap_dl(self, dl):
@@ -129,20 +129,20 @@ class ShareTrainer(DistributedTrainer):
         dl.to(self.accelerator.device)
         return dl
 
-# %% ../nbs/11_train.ipynb #40d13ff9
+# %% ../nbs/11_train.ipynb #53c3edfb
 def start_processes()->int: # how many there are
     "If a launcher started this process beside others: find them, and take the GPU that is ours"
     if num_distrib() > 1: PartialState(cpu=not torch.cuda.is_available())
     return max(1, num_distrib())
 
-# %% ../nbs/11_train.ipynb #4ccbfed8
+# %% ../nbs/11_train.ipynb #1c29466c
 def from_first(f):
     "What `f` returns in the first of all processes: a file is read, or a folder chosen, once"
     res = [f() if rank_distrib() == 0 else None]
     if num_distrib() > 1: dist.broadcast_object_list(res)
     return res[0]
 
-# %% ../nbs/11_train.ipynb #c3362d69
+# %% ../nbs/11_train.ipynb #735f3929
 def first_before_others(f):
     "Call `f` in the first process and then in the others: what it downloads is there for them"
     if rank_distrib(): distrib_barrier()
@@ -150,7 +150,7 @@ def first_before_others(f):
     if not rank_distrib(): distrib_barrier()
     return res
 
-# %% ../nbs/11_train.ipynb #1db83dd4
+# %% ../nbs/11_train.ipynb #1412d2bb
 def write_whole(path, write):
     "Let `write` fill a file beside `path`, then put it in its place: `path` is never half a file"
     path = Path(path)
@@ -158,7 +158,7 @@ def write_whole(path, write):
     write(part)
     os.replace(part, path)
 
-# %% ../nbs/11_train.ipynb #ab7dbb32
+# %% ../nbs/11_train.ipynb #b9495532
 class _Skip(Callback):
     "After a resumption: leave out the batches of the epoch that are done already"
     order, run_valid = -50, False
@@ -169,7 +169,7 @@ class _Skip(Callback):
             raise CancelBatchException
         self.done = 0
 
-# %% ../nbs/11_train.ipynb #46768dac
+# %% ../nbs/11_train.ipynb #9b08d225
 class Checkpoint(Callback):
     "Write all that is needed to go on, after every epoch and every so many seconds; and the best model so far"
     order, run_valid = 100, False
@@ -204,7 +204,7 @@ class Checkpoint(Callback):
         names = self.recorder.metric_names[1:len(row)+1]
         write_whole(self.path/'log.csv', lambda p: pd.DataFrame(self.recorder.values, columns=list(names)).to_csv(p, index_label='epoch'))
 
-# %% ../nbs/11_train.ipynb #d2da6f0c
+# %% ../nbs/11_train.ipynb #3f847620
 def _plain(o):
     "Numbers, lists and dictionaries instead of their relatives from numpy and fastcore: `torch.load` need trust no class"
     if isinstance(o, dict): return {k: _plain(v) for k, v in o.items()}
@@ -213,7 +213,7 @@ def _plain(o):
     if isinstance(o, (str, bytes, bool, int, type(None))): return o
     return float(o) if hasattr(o, '__float__') else list(map(_plain, o))
 
-# %% ../nbs/11_train.ipynb #22ac8f95
+# %% ../nbs/11_train.ipynb #2afddbd9
 @torch.no_grad()
 def _save(self, epoch, done):
     "Write a checkpoint: `done` batches of `epoch` are done"
@@ -227,7 +227,7 @@ def _save(self, epoch, done):
     self.saved = time.time()
 Checkpoint.save = _save
 
-# %% ../nbs/11_train.ipynb #85f2f8a1
+# %% ../nbs/11_train.ipynb #91438798
 def fit(
     learn,                # from `harmformer_learner`
     epochs:int, lr:float,
@@ -252,10 +252,10 @@ def fit(
     learn.first_epoch, learn.stopped = 0, keeper.stop
     return learn
 
-# %% ../nbs/11_train.ipynb #b87a9a29
+# %% ../nbs/11_train.ipynb #389488a4
 from contextlib import contextmanager
 
-# %% ../nbs/11_train.ipynb #5fea03c3
+# %% ../nbs/11_train.ipynb #1d886577
 @contextmanager
 def _polite(self):
     "Within: the first Ctrl-C sets `stop`, the second interrupts"
@@ -269,17 +269,19 @@ def _polite(self):
         if before is not None: signal.signal(signal.SIGINT, before)
 Checkpoint.polite = _polite
 
-# %% ../nbs/11_train.ipynb #659c64ae
+# %% ../nbs/11_train.ipynb #065ba449
 @torch.no_grad()
 def accuracy_by_angle(
-    model,            # in any mode; evaluated in eval mode
+    model,            # or a Learner; evaluated in eval mode
     dataset,          # an `ImageSet` of upright images, such as `dls.upright.dataset`
     angles,           # degrees
-    n:int=None,       # the first n images only
+    n:int=None,       # so many images only, evenly spread over the set
     bs:int=100,
 )->dict:              # {angle: share of right answers}
     "Accuracy on `dataset` turned by each of `angles`"
-    data, device, training = dataset.subset(slice(n)), next(model.parameters()).device, model.training
+    model = getattr(model, 'model', model)
+    data = dataset if n is None or n >= len(dataset) else dataset.subset(torch.linspace(0, len(dataset)-1, n).long())
+    device, training = next(model.parameters()).device, model.training
     def right(a):
         turned = data.turned([a]*len(data))
         xs, ys = zip(*[turned.batch(i.tolist()) for i in torch.arange(len(data)).split(bs)])
@@ -289,7 +291,7 @@ def accuracy_by_angle(
     model.train(training)
     return res
 
-# %% ../nbs/11_train.ipynb #2b529d5e
+# %% ../nbs/11_train.ipynb #254f0702
 def _commit():
     "The commit of the code, if it lies in a git checkout"
     git = shutil.which('git')
@@ -297,7 +299,7 @@ def _commit():
     r = subprocess.run([git, 'rev-parse', '--short', 'HEAD'], cwd=Path(__file__).parent if '__file__' in globals() else '.', capture_output=True, text=True)
     return r.stdout.strip() or None
 
-# %% ../nbs/11_train.ipynb #047f91df
+# %% ../nbs/11_train.ipynb #083d8a00
 def check_room(path, mb:int=50):
     "Make the folder `path` and see that files can be written there, before anything takes time"
     path = Path(path)
@@ -309,7 +311,7 @@ def check_room(path, mb:int=50):
     if (free := shutil.disk_usage(path).free/1e6) < mb: raise SystemExit(f'{path}: {free:.0f} MB free, {mb} MB are needed. Make room, or choose another folder with --out.')
     return path
 
-# %% ../nbs/11_train.ipynb #60db6134
+# %% ../nbs/11_train.ipynb #09193233
 def seconds_per_step(learn, steps:int=3)->float:
     "How long a training step takes here, tried on a copy of the model"
     model, (x, y) = deepcopy(learn.model).train(), learn.dls.train.one_batch()
@@ -320,7 +322,7 @@ def seconds_per_step(learn, steps:int=3)->float:
         times.append(time.perf_counter() - start)
     return min(times)
 
-# %% ../nbs/11_train.ipynb #3a6278bb
+# %% ../nbs/11_train.ipynb #8290ee11
 def human_time(seconds:float)->str:
     "12 s, 3 min, 2.5 h"
     return f'{seconds:.0f} s' if seconds < 90 else f'{seconds/60:.0f} min' if seconds < 5400 else f'{seconds/3600:.1f} h'
