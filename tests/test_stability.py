@@ -1,5 +1,5 @@
 """The instruments on shapes, models and machines that 12_stability does not show."""
-import sys, time
+import sys
 import matplotlib.pyplot as plt
 import pytest, torch
 from torch import nn
