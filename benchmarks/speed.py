@@ -106,7 +106,7 @@ def model_rows():
     "Training step and evaluation of the whole model."
     steps = {(e, 'train', 32): model_step(e) for e in ('fft', 'direct')} | {('fft', 'eval', 100): model_step('fft', 100, False)}
     return [dict(engine=e, mode=mode, batch=b, ms=round(ms, 1), images_per_s=round(1000*b/ms, 1), peak_mb=round(peak_memory(model_step, e, b, mode == 'train'), 1))
-            for (e, mode, b), ms in race(steps, seconds=20, turn=4.).items()]
+            for (e, mode, b), ms in race(steps, seconds=100, turn=6.).items()]
 
 
 class TrainTime(Callback):

@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'direct_conv', 'fft_size', 'ring_spectra', 'fourier_conv',
            'pick_engine', 'HConv2d', 'check_conv_input']
 
-# %% ../nbs/02_conv.ipynb #5457960b
+# %% ../nbs/02_conv.ipynb #81b15a3f
 import math, torch
 import torch.nn.functional as F
 from functools import lru_cache
@@ -16,12 +16,12 @@ from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 from .filters import check_grid, harmonic_basis
 
-# %% ../nbs/02_conv.ipynb #e75574e9
+# %% ../nbs/02_conv.ipynb #9a024e74
 def filter_orders(in_orders, out_orders)->tuple:
     "The filter orders that lead from `in_orders` to `out_orders`: all differences"
     return tuple(sorted({m-m1 for m in as_orders(out_orders) for m1 in as_orders(in_orders)}))
 
-# %% ../nbs/02_conv.ipynb #8a8e7057
+# %% ../nbs/02_conv.ipynb #ed4952a5
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(orders)·rings, k, k)
@@ -30,7 +30,7 @@ def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(o
     loudest = torch.fft.fft2(B, s=(4*kernel_size,)*2).abs().amax((-2, -1), keepdim=True)
     return B / loudest
 
-# %% ../nbs/02_conv.ipynb #38e86a13
+# %% ../nbs/02_conv.ipynb #b3440204
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->float:
@@ -40,7 +40,7 @@ def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->fl
     power = dict(zip(ms, power.unflatten(0, (len(ms), rings)).sum(1)))
     return float(sum(power[m-m1] for m in out_orders for m1 in in_orders).max() / len(out_orders))
 
-# %% ../nbs/02_conv.ipynb #ef5fb625
+# %% ../nbs/02_conv.ipynb #a73022e9
 def direct_conv(
     x:torch.Tensor, # (b, i, h, w), real or complex
     C:torch.Tensor, # (len(orders)·rings, i, o), complex coefficients
@@ -55,12 +55,12 @@ def direct_conv(
     else: W = torch.cat([W.real, W.imag])
     return torch.complex(*F.conv2d(x, W, padding=kernel_size//2).chunk(2, 1))
 
-# %% ../nbs/02_conv.ipynb #0e013742
+# %% ../nbs/02_conv.ipynb #0290646e
 def fft_size(n:int, kernel_size:int)->int:
     "A length for `n` pixels and a filter that has small prime factors and no wrap-around where it matters"
     return next_fast_len(max(n + kernel_size//2, kernel_size), real=True)
 
-# %% ../nbs/02_conv.ipynb #84407163
+# %% ../nbs/02_conv.ipynb #256595bf
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)
 def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, device)->torch.Tensor: # (frequencies, len(orders)·rings)
@@ -69,24 +69,24 @@ def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, de
     B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll((-(kernel_size//2),)*2, (-2, -1))
     return torch.fft.fft2(B).flatten(1).T.contiguous().to(device, dtype)
 
-# %% ../nbs/02_conv.ipynb #0aeb9c29
+# %% ../nbs/02_conv.ipynb #549b42ba
 def _spectrum(x, size):
     "(b, c, h, w) → (b, c, frequencies) of the zero-padded maps"
     return torch.fft.fft2(F.pad(x, (0, size[1]-x.shape[-1], 0, size[0]-x.shape[-2]))).flatten(2)
 
-# %% ../nbs/02_conv.ipynb #a8dd814a
+# %% ../nbs/02_conv.ipynb #14a6f300
 def _maps(X, size, shape):
     "(b, c, frequencies) → (b, c, h, w)"
     return torch.fft.ifft2(X.unflatten(2, size))[..., :shape[-2], :shape[-1]]
 
-# %% ../nbs/02_conv.ipynb #f231df56
+# %% ../nbs/02_conv.ipynb #7f789476
 def _blocks(x, B, C):
     "Slices of frequencies whose matrices, of all samples and channels, are about 2 MB"
     b, (_, i, o) = x.shape[0], C.shape
     n = max(1, 2**18 // (b*(i+o) + i*o))
     return [slice(s, s+n) for s in range(0, len(B), n)]
 
-# %% ../nbs/02_conv.ipynb #d6c99940
+# %% ../nbs/02_conv.ipynb #d852460f
 class _FourierConv(torch.autograd.Function):
     "Y = X W with W = B C, at every frequency: x (b, i, h, w), B (f, k), C (k, i, o) → (b, o, h, w)"
     @staticmethod
@@ -118,14 +118,15 @@ class _FourierConv(torch.autograd.Function):
         dx = None if dX is None else torch.fft.fft2(dX.unflatten(2, size), norm='forward')[..., :ctx.shape[-2], :ctx.shape[-1]].conj()
         return dx.real if ctx.real and dx is not None else dx, dC.view_as(C).conj()/len(B), None, None, None
 
-# %% ../nbs/02_conv.ipynb #e9b017af
+# %% ../nbs/02_conv.ipynb #03d4f400
 def fourier_conv(x, C, kernel_size, rings, orders):
     "Harmonic convolution in the Fourier domain: arguments and result of `direct_conv`, exactly"
     size = tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
     B = ring_spectra(kernel_size, rings, orders, size, C.dtype, C.device)
+    if C.shape[1] == 1: return _maps(_spectrum(x, size) * (C.flatten(1).mT @ B.mT), size, x.shape)   # one number in: no matrices
     return _FourierConv.apply(x, C, B, size, torch.is_grad_enabled())
 
-# %% ../nbs/02_conv.ipynb #27c8cd4e
+# %% ../nbs/02_conv.ipynb #5bbe6509
 ENGINES = dict(direct=direct_conv, fft=fourier_conv)
 
 def pick_engine(kernel_size:int, size:tuple, taps:float=8.)->str:
@@ -133,7 +134,7 @@ def pick_engine(kernel_size:int, size:tuple, taps:float=8.)->str:
     h, w = size
     return 'fft' if kernel_size**2 * h*w > taps * fft_size(h, kernel_size)*fft_size(w, kernel_size) else 'direct'
 
-# %% ../nbs/02_conv.ipynb #50d65160
+# %% ../nbs/02_conv.ipynb #f62a1773
 class HConv2d(nn.Module):
     "Harmonic convolution (Lemma 4.1): streams of `in_orders` to streams of `out_orders`, same size, zeros outside"
     def __init__(self,
@@ -177,7 +178,7 @@ class HConv2d(nn.Module):
         return (f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rings={self.rings}, '
                 f'orders={self.in_orders}→{self.out_orders}, engine={self.engine!r}')
 
-# %% ../nbs/02_conv.ipynb #0f564ebc
+# %% ../nbs/02_conv.ipynb #6cd3574f
 def check_conv_input(conv, x):
     "Say what is wrong with the input `x` of `conv`, if anything is"
     image = conv.in_orders == (0,) and not x.is_complex()
