@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'PARTS', 'WEIGHTS', 'PlainCNN', 'PlainViT', 'InvariantHead', 'Harmformer', 'create_model', 'model_names',
-           'count_params', 'params_by_part', 'summary', 'weight_names', 'save_model', 'read_weights', 'load_model']
+           'count_params', 'params_by_part', 'summary', 'weight_names', 'save_model', 'read_weights', 'load_model',
+           'adopt_weights']
 
-# %% ../nbs/08_core.ipynb #668d3a7b
+# %% ../nbs/08_core.ipynb #231d8f6b
 import hashlib, inspect, json, os, torch
 from fastcore.basics import patch
 from importlib import import_module
@@ -23,11 +24,11 @@ from .tokens import *
 from .attention import *
 from .encoder import *
 
-# %% ../nbs/08_core.ipynb #891ec0d9
+# %% ../nbs/08_core.ipynb #9687a87f
 _house = 'fields filters conv magnitude stem tokens attention encoder'.split()
 __all__ = [*globals().get('__all__', ()), *[n for m in _house for n in import_module(f'harmformer.{m}').__all__]]
 
-# %% ../nbs/08_core.ipynb #ad262fe3
+# %% ../nbs/08_core.ipynb #bbbe865c
 class PlainCNN(nn.Sequential):
     "An ordinary convolutional network: 3×3 convolutions, batch norm, pooling, a mean over the map"
     def __init__(self, num_classes=10, in_channels=1, channels=(20,40,64), img_size=32):
@@ -38,7 +39,7 @@ class PlainCNN(nn.Sequential):
         for layer in list(self)[:-1]: x = layer(x)
         return x
 
-# %% ../nbs/08_core.ipynb #51f5e5a2
+# %% ../nbs/08_core.ipynb #0ddbfa65
 class PlainViT(nn.Module):
     "An ordinary vision transformer: 4×4 patches, absolute positions, a mean over tokens"
     def __init__(self, num_classes=10, in_channels=1, img_size=32, patch=4, dim=32, depth=3, heads=4):
@@ -51,7 +52,7 @@ class PlainViT(nn.Module):
     def features(self, x): return self.blocks(self.patch(x).flatten(2).mT + self.position).mean(1)
     def forward(self, x): return self.head(self.features(x))
 
-# %% ../nbs/08_core.ipynb #d4b5c614
+# %% ../nbs/08_core.ipynb #de5733ed
 class InvariantHead(nn.Module):
     "S4: tokens (b, m, n, dim) → magnitudes → mean over tokens → standardised → linear: (b, num_classes)"
     def __init__(self, dim:int, num_classes:int, orders=(-1,0,1)):
@@ -63,7 +64,7 @@ class InvariantHead(nn.Module):
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False): return self.linear(self.norm(self.features(x))) # see 11_train
 
-# %% ../nbs/08_core.ipynb #69568dca
+# %% ../nbs/08_core.ipynb #500bdeeb
 class Harmformer(nn.Module):
     "A vision transformer whose answer does not change when the image turns: images (b, in_channels, h, w) → (b, num_classes)"
     def __init__(self, num_classes:int=10, in_channels:int=1, *,
@@ -106,7 +107,7 @@ class Harmformer(nn.Module):
 
     def forward(self, x): return self.head(self.tokens(x))
 
-# %% ../nbs/08_core.ipynb #a4dc202e
+# %% ../nbs/08_core.ipynb #f989b409
 @patch
 def features(self:Harmformer, x): return self.head.features(self.tokens(x)) # (b, m·c)
 
@@ -123,7 +124,7 @@ def attention(self:Harmformer, x): # → a map (b, heads, n, n) for every block;
         t = block(t, grid)
     return maps
 
-# %% ../nbs/08_core.ipynb #08ff0fc9
+# %% ../nbs/08_core.ipynb #6fbba309
 PRESETS = dict(
     harmformer_mnist = dict(),
     harmformer_digits = dict(upscale=1, kernel_size=9),
@@ -136,7 +137,7 @@ PRESETS = dict(
     hnext_mnist = dict(depth=0, channels=(8,16,23), norm='hnet', residual=False),
 )
 
-# %% ../nbs/08_core.ipynb #a43a5a02
+# %% ../nbs/08_core.ipynb #467cc45c
 def create_model(
     name:str='harmformer_mnist', # one of `model_names()`
     pretrained:str=None,         # a file of `save_model`, or the name of one that comes with the package: see `weight_names()`
@@ -155,23 +156,23 @@ def create_model(
     model.config = dict(name=name, **args.arguments)
     return model
 
-# %% ../nbs/08_core.ipynb #9fde2bc3
+# %% ../nbs/08_core.ipynb #8464cb91
 def model_names()->list:
     "The names that `create_model` knows"
     return [*PRESETS, 'cnn', 'vit']
 
-# %% ../nbs/08_core.ipynb #76607c21
+# %% ../nbs/08_core.ipynb #61991ea3
 def _own_params(module, real):
     "Parameters of `module` itself, without its children's"
     n = sum(p.numel() for p in module.parameters(recurse=False))
     return n//2 if isinstance(module, (HLinear, HSkip)) and not real else n
 
-# %% ../nbs/08_core.ipynb #fa9f956e
+# %% ../nbs/08_core.ipynb #7b2c40d2
 def count_params(model:nn.Module, real:bool=False)->int:
     "Parameters, a complex number counted once; `real=True`: counted as two"
     return sum(_own_params(m, real) for m in model.modules())
 
-# %% ../nbs/08_core.ipynb #9cc201b9
+# %% ../nbs/08_core.ipynb #a371ac6c
 PARTS = ('harmonic convolutions', 'norm-activations', 'skips', 'S2 linear', 'encoder linears', 'encoder norms, biases, positions', 'head')
 
 def params_by_part(model)->dict:
@@ -187,7 +188,7 @@ def params_by_part(model)->dict:
         if n := _own_params(m, False): res[part(name, m)] = res.get(part(name, m), 0) + n
     return {p: res[p] for p in PARTS if p in res}
 
-# %% ../nbs/08_core.ipynb #bd2a8a72
+# %% ../nbs/08_core.ipynb #254d7380
 @torch.no_grad()
 def summary(
     model,        # a `Harmformer`
@@ -206,14 +207,14 @@ def summary(
     model.train(training)
     return pd.DataFrame([(*r, count_params(parts[r[0]]) if r[0] in parts else 0) for r in rows], columns=['stage', 'shape', 'orders', 'params'])
 
-# %% ../nbs/08_core.ipynb #d7528f6a
+# %% ../nbs/08_core.ipynb #ddea574f
 WEIGHTS = Path(__file__).parent/'weights' if '__file__' in globals() else Path('../harmformer/weights')
 
 def weight_names()->list:
     "Trained weights that come with the package"
     return sorted(p.stem for p in WEIGHTS.glob('*.safetensors'))
 
-# %% ../nbs/08_core.ipynb #2452c1c7
+# %% ../nbs/08_core.ipynb #9ece2920
 def _digest(tensors):
     "SHA-256 of names, shapes and numbers"
     h = hashlib.sha256()
@@ -222,7 +223,7 @@ def _digest(tensors):
         h.update(tensors[k].contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
 
-# %% ../nbs/08_core.ipynb #50ee4173
+# %% ../nbs/08_core.ipynb #a1ac2b51
 def save_model(model, path, **provenance):
     "Write the weights of a model made by `create_model`, with its name, arguments and `provenance` in the header"
     path, tensors = Path(path), {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -230,7 +231,7 @@ def save_model(model, path, **provenance):
     save_file(tensors, part := path.with_name(path.name + '.part'), {'harmformer': json.dumps(header)})
     os.replace(part, path)
 
-# %% ../nbs/08_core.ipynb #61f62dc1
+# %% ../nbs/08_core.ipynb #11cc62d8
 def read_weights(path)->tuple: # (header, tensors)
     "What is in a file of `save_model`, after checking that it is whole and unchanged"
     path = Path(path)
@@ -242,7 +243,7 @@ def read_weights(path)->tuple: # (header, tensors)
     except (SafetensorError, KeyError, ValueError, TypeError) as e:
         raise ValueError(f'{path} is damaged or no file of save_model ({e}): get it again') from e
 
-# %% ../nbs/08_core.ipynb #b200301b
+# %% ../nbs/08_core.ipynb #1c7dc74c
 def load_model(
     path,           # a file of `save_model`, or the name of one that comes with the package
     name:str=None,  # if given, the model has to be this one
@@ -257,3 +258,21 @@ def load_model(
     except RuntimeError as e: raise ValueError(f'the weights in {path} do not fit {config}: {e}') from e
     model.provenance = {k: v for k, v in header.items() if k != 'config'}
     return model.eval()
+
+# %% ../nbs/08_core.ipynb #ae89038f
+def adopt_weights(
+    model,  # a `Harmformer`, changed in place
+    source, # another one, of the same widths, made for another resolution
+):
+    "Give `model` the weights of `source`, with circular encodings stretched to its grid"
+    state = source.state_dict()
+    for name, a in model.named_modules():
+        if not (isinstance(a, HAttention) and a.rpe): continue
+        b, key = source.get_submodule(name), f'{name}.rpe.table'
+        at = torch.arange(a.rpe.table.shape[1]) * b.grid[0]/a.grid[0]                # distances, in pixels of `source`
+        low, last = at.long(), b.rpe.table.shape[1]-1
+        left, right = [state[key][:, i.clamp(max=last)] for i in (low, low+1)]
+        state[key] = torch.lerp(left, right, (at-low).to(left))
+    try: model.load_state_dict(state)
+    except RuntimeError as e: raise ValueError(f'only the resolution may differ: {e}') from e
+    return model

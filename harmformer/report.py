@@ -2,20 +2,20 @@
 
 __all__ = ['run_report', 'harmformer_train', 'harmformer_eval', 'harmformer_report']
 
-import base64, html, io, json, platform, time, warnings
+import ast, base64, html, io, json, platform, re, warnings
 from pathlib import Path
+warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from fastai.distributed import teardown_distrib
 from fastai.torch_core import rank_distrib
-from fastcore.script import call_parse
+from fastcore.script import Param, call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
-warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
-from harmformer.core import count_params, load_model, model_names
+from harmformer.core import adopt_weights, count_params, load_model, model_names
 from harmformer.data import DataError, benchmark_dls
 from harmformer.stability import plot_polar
-from harmformer.train import (_commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
+from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
                               recipe, seconds_per_step, start_processes, write_whole)
 
 ANGLES = tuple(range(0, 360, 15))
@@ -105,22 +105,28 @@ def run_report(path):
 
 
 def _train_one(dls, path, settings, seed, resume, provenance):
-    "Train one model into the folder `path`, or finish it; its best weights by validation, in the first process."
+    "Train one model into the folder `path`, or finish it, if so in two stages; its best weights by validation, in the first process."
     first = rank_distrib() == 0
     if first: check_room(path)
-    s = dict(settings)
+    s, source = dict(settings), None
+    if small := s.pop('small', 0):
+        source, _ = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, seed, resume, provenance)
+        source, s['lr'] = from_first(lambda: source.cpu()), s['lr']/2
+        provenance = {**provenance, **{k: source.provenance[k] for k in ('images_seen', 'seconds')}}
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
     s.pop('bs')
     learn = harmformer_learner(dls, lr=train['lr'], **s)
+    if source: adopt_weights(learn.model, source)
     steps = len(dls.train.shard())
     needs = human_time(1.15*seconds_per_step(learn)*steps*train['epochs'])
     if first: print(f"Training {s['model']} ({count_params(learn.model):,} parameters) on {dls.about}. {train['epochs']} epochs of {steps} steps: "
                     f"about {needs} here.", flush=True)
-    start = time.time()
     fit(learn, **train, path=path, seed=seed, resume=resume, provenance=provenance)
     if learn.stopped: raise SystemExit(f'Stopped and saved in {path}. To go on: the same command with --resume.' if first else 1)
-    return load_model(path/'best.safetensors').to(dls.device) if first else None, time.time() - start
+    if not first: return None, 0
+    model = load_model(path/'best.safetensors').to(dls.device)
+    return model, model.provenance['seconds']
 
 
 def _free_name(out, name, resume):
@@ -132,29 +138,42 @@ def _free_name(out, name, resume):
     return Path(out)/(f'{name}-{len(taken) + 1}' if taken else name)
 
 
+def _arguments(text):
+    "{'mixing': 'all', 'depth': 2} from 'mixing=all,depth=2'."
+    def value(v):
+        try: return ast.literal_eval(v)
+        except (ValueError, SyntaxError): return v
+    pairs = [o.partition('=') for o in re.split(r',(?=\w+=)', text) if o]
+    if bad := [k for k, eq, _ in pairs if not eq]: raise ValueError(f'--set takes name=value pairs with commas between them, not {bad[0]!r}')
+    return {k: value(v) for k, _, v in pairs}
+
+
 @call_parse
 def harmformer_train(
-    benchmark:str='digits', # digits, mnist-rot-test, rotated-mnist, cifar-rot-test or pcam
+    benchmark:Param('digits, mnist-rot-test, rotated-mnist, cifar-rot-test or pcam', str, opt=False, nargs='?')='digits',
     model:str=None,         # another model than the recipe's
     epochs:int=None, bs:int=None, lr:float=None, # instead of the recipe's
     budget:bool=False,      # the recipe's form for a CPU
     resume:bool=False,      # go on where an interrupted run stopped
     seed:int=0,
+    small:int=None,         # epochs in small form before the others, instead of the recipe's
     size:int=None,          # use only so many training images
+    valid:int=None,         # use only so many validation images
+    set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
     rival:str='cnn',        # trained along for comparison; 'none' for none
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
-    try: settings = recipe(benchmark, budget, model=model, epochs=epochs, bs=bs, lr=lr)
+    try: settings = recipe(benchmark, budget, model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
     except ValueError as e: raise SystemExit(str(e))
     for m in (settings['model'], rival):
         if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
     world = start_processes()
     if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
     path = from_first(lambda: check_room(_free_name(out, name or f"{benchmark}-{settings['model']}-seed{seed}", resume)))
-    config = dict(benchmark=benchmark, title='', seed=seed, size=size, recipe=settings, rival=rival)
-    try: dls = first_before_others(lambda: benchmark_dls(benchmark, bs=settings['bs']//world, seed=seed, size=size))
+    config = dict(benchmark=benchmark, title='', seed=seed, size=size, valid=valid, recipe=settings, rival=rival)
+    try: dls = first_before_others(lambda: benchmark_dls(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid))
     except DataError as e: raise SystemExit(str(e))
     config['title'] = dls.title
     file = path/'config.json'
