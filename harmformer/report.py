@@ -169,6 +169,8 @@ def harmformer_train(
     except ValueError as e: raise SystemExit(str(e))
     for m in (settings['model'], rival):
         if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
+    usual = settings.pop('size', None)
+    size = size or usual
     world = start_processes()
     if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
     path = from_first(lambda: check_room(_free_name(out, name or f"{benchmark}-{settings['model']}-seed{seed}", resume)))
