@@ -2,7 +2,7 @@
 
 __all__ = ['run_report', 'harmformer_train', 'harmformer_eval', 'harmformer_report']
 
-import ast, base64, html, io, json, platform, re, warnings
+import ast, base64, html, io, json, platform, re, time, warnings
 from pathlib import Path
 warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
 import matplotlib.pyplot as plt
@@ -14,12 +14,15 @@ from fastcore.script import Param, call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 from harmformer.core import adopt_weights, count_params, load_model, model_names
 from harmformer.data import DataError, benchmark_dls
+from harmformer.segmentation import map_scores_at, show_maps, show_turning_maps
 from harmformer.stability import plot_polar
 from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
-                              recipe, seconds_per_step, start_processes, write_whole)
+                              recipe, reuse_memory, seconds_per_step, start_processes, write_whole)
 
 ANGLES = tuple(range(0, 360, 15))
-NICE = dict(cnn='plain CNN', vit='plain ViT')
+NICE = dict(cnn='plain CNN', vit='plain ViT', unet='plain U-Net')
+MEANS = dict(turned='each by its own angle', at_0='0°', at_45='45°', auc='area under the ROC curve', dice='Dice', accuracy='accuracy', auc_45='area, turned by 45°', auc_90='area, turned by 90°')
+TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='accuracy (dashed: upright, solid: turned)')
 
 
 def nice(name): return NICE.get(name, name)
@@ -33,8 +36,9 @@ def loss_curves(logs):
     fig, (a, b) = _figure(1, 2, (8, 3))
     for i, (name, log) in enumerate(logs.items()):
         a.plot(log.epoch + 1, log.train_loss, f'C{i}--'); a.plot(log.epoch + 1, log.valid_loss, f'C{i}-', label=nice(name))
-        b.plot(log.epoch + 1, log.accuracy, f'C{i}--'); b.plot(log.epoch + 1, log.turned, f'C{i}-', label=nice(name))
-    a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title='accuracy (dashed: upright, solid: turned)', ylim=(None, 1))
+        dashed, solid = ('dice', 'auc') if 'auc' in log else ('accuracy', 'turned')
+        b.plot(log.epoch + 1, log[dashed], f'C{i}--'); b.plot(log.epoch + 1, log[solid], f'C{i}-', label=nice(name))
+    a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title=TITLES[solid], ylim=(None, 1))
     a.legend()
     return fig
 
@@ -80,6 +84,28 @@ def _image(fig, alt):
 STYLE = 'body{font:16px/1.5 system-ui;max-width:860px;margin:2em auto;padding:0 1em}table{border-collapse:collapse}td,th{padding:.2em 1em;text-align:right;border-bottom:1px solid #ddd}img{max-width:100%}'
 
 
+def _class_pictures(models, dls, results):
+    "What a classifier's report shows."
+    by_angle = {n: {float(a): v for a, v in r.items()} for n, r in results['by_angle'].items()}
+    return ['<h2>Accuracy against angle</h2>', _image(polar(by_angle), 'accuracy against the angle of the test images'),
+            '<h2>Turning</h2>', _image(turning(models, (dls.upright or dls.test).dataset), 'predictions while an image turns'),
+            '<h2>Confusion</h2>', _image(confusion(next(iter(models.values())), dls.test), 'confusion matrix on turned test images')]
+
+
+def _map_pictures(models, dls):
+    "What a segmentation's report shows."
+    models = {nice(n): m for n, m in models.items()}
+    return ['<h2>Maps</h2>', _image(show_maps(models, dls.images), 'held-out images, truth, maps and errors'),
+            '<h2>Turning</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image turns')]
+
+
+def test_scores(model, dls, angles=(0, 45), n=10_000):
+    "On the test set, each image by its own angle, and on at most `n` of its images at fixed angles; of a segmentation, on whole images."
+    if dls.images: return map_scores_at(model, dls.images)
+    fixed = accuracy_by_angle(model, (dls.upright or dls.test).dataset, angles, n=n)
+    return {'turned': accuracy_on(model, dls.test), **{f'at_{a}': v for a, v in fixed.items()}}
+
+
 def run_report(path):
     "Write report.html into the folder of a finished run."
     path = Path(path)
@@ -90,14 +116,10 @@ def run_report(path):
     names = {r['model']: path/r['folder'] for r in results['rows']}
     models = {n: load_model(p/'best.safetensors').to(dls.device) for n, p in names.items()}
     logs = {n: pd.read_csv(p/'log.csv') for n, p in names.items()}
-    flat = dls.upright or dls.test
-    by_angle = {n: {float(a): v for a, v in r.items()} for n, r in results['by_angle'].items()}
     table = pd.DataFrame(results['rows']).drop(columns='folder').to_html(index=False, float_format=lambda v: f'{v:.4f}')
     parts = [f'<h1>{html.escape(config["title"])}</h1><p>{html.escape(results["says"])}</p>', table,
-             '<h2>Accuracy against angle</h2>', _image(polar(by_angle), 'accuracy against the angle of the test images'),
-             '<h2>Turning</h2>', _image(turning(models, flat.dataset), 'predictions while an image turns'),
-             '<h2>Training</h2>', _image(loss_curves(logs), 'loss and accuracy by epoch'),
-             '<h2>Confusion</h2>', _image(confusion(next(iter(models.values())), dls.test), 'confusion matrix on turned test images'),
+             *(_map_pictures(models, dls) if dls.images else _class_pictures(models, dls, results)),
+             '<h2>Training</h2>', _image(loss_curves(logs), 'loss and scores by epoch'),
              '<h2>Settings</h2><pre>' + html.escape(json.dumps(config, indent=1)) + '</pre>']
     page = f'<!doctype html><meta charset="utf-8"><title>{html.escape(config["title"])}</title><style>{STYLE}</style>' + '\n'.join(parts)
     write_whole(path/'report.html', lambda p: p.write_text(page, encoding='utf-8'))
@@ -150,7 +172,7 @@ def _arguments(text):
 
 @call_parse
 def harmformer_train(
-    benchmark:Param('digits, mnist-rot-test, rotated-mnist, cifar-rot-test or pcam', str, opt=False, nargs='?')='digits',
+    benchmark:Param('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam or drive', str, opt=False, nargs='?')='digits',
     model:str=None,         # another model than the recipe's
     epochs:int=None, bs:int=None, lr:float=None, # instead of the recipe's
     budget:bool=False,      # the recipe's form for a CPU
@@ -162,11 +184,12 @@ def harmformer_train(
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
-    rival:str='cnn',        # trained along for comparison; 'none' for none
+    rival:str=None,         # trained along for comparison, by default a plain network of the same size; 'none' for none
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
     try: settings = recipe(benchmark, budget, model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
     except ValueError as e: raise SystemExit(str(e))
+    rival = rival or ('unet' if benchmark == 'drive' else 'cnn')
     for m in (settings['model'], rival):
         if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
     usual = settings.pop('size', None)
@@ -192,15 +215,27 @@ def harmformer_train(
         models[n], seconds[n] = _train_one(dls, p, s, seed, resume, provenance)
     teardown_distrib()
     if rank_distrib(): return
-    rows = [dict(model=n, params=count_params(m), upright=accuracy_on(m, dls.upright or dls.test), turned=accuracy_on(m, dls.test),
-                 seconds=round(seconds[n]), folder=str(todo[n][0].relative_to(path))) for n, m in models.items()]
-    flat = (dls.upright or dls.test).dataset
-    says = '. '.join(f"{nice(r['model'])}: {r['upright']:.1%} upright, {r['turned']:.1%} turned" for r in rows) + f', on {len(dls.test.dataset):,} test images.'
+    rows = [dict(model=n, params=count_params(m), **test_scores(m, dls), seconds=round(seconds[n]), folder=str(todo[n][0].relative_to(path))) for n, m in models.items()]
+    says = _says(rows, dls)
     print('\n' + says, flush=True)
-    by_angle = {n: accuracy_by_angle(m, flat, ANGLES, n=300) for n, m in models.items()}
+    flat = (dls.upright or dls.test).dataset
+    by_angle = {} if dls.images else {n: accuracy_by_angle(m, flat, ANGLES, n=300) for n, m in models.items()}
     results = dict(rows=rows, by_angle=by_angle, says=says)
     write_whole(path/'results.json', lambda p: p.write_text(json.dumps(results, indent=1)))
     print(f'Report: {run_report(path)}')
+
+
+def _says(rows, dls):
+    "The result in a sentence."
+    def one(r): return f"AUC {r['auc']:.4f}, turned by 45° {r['auc_45']:.4f}" if dls.images else f"{r['at_0']:.1%} upright, {r['turned']:.1%} turned"
+    on = f'{len(dls.images)} held-out images.' if dls.images else f'{len(dls.test.dataset):,} test images.'
+    return '. '.join(f"{nice(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
+
+
+def _append(file, row):
+    "Add a row to a CSV file, which it starts if need be."
+    old = pd.read_csv(file) if Path(file).exists() else pd.DataFrame()
+    write_whole(file, lambda p: pd.concat([old, pd.DataFrame([row])]).to_csv(p, index=False))
 
 
 @call_parse
@@ -208,17 +243,21 @@ def harmformer_eval(
     weights:str,        # a file, or the name of weights that come with the package
     benchmark:str=None, # by default the one that the weights were trained on
     bs:int=100,
+    csv:str=None,       # add a row to this file
 ):
-    "Accuracy of trained weights on a benchmark's test set: upright, turned by 45°, and each image by its own angle"
+    "Score trained weights on a benchmark's test set: each image by its own angle, upright, and turned by 45°"
     try: model = load_model(weights)
     except (ValueError, OSError) as e: raise SystemExit(str(e))
     try: dls = benchmark_dls(benchmark or model.provenance['benchmark'], val_bs=bs)
     except (DataError, ValueError) as e: raise SystemExit(str(e))
     model = model.to(dls.device)
-    print(f"{model.config['name']} ({count_params(model):,} parameters) on {dls.title}, {len(dls.test.dataset):,} test images:")
-    print(f'  each by its own angle: {1 - accuracy_on(model, dls.test):.4%} error')
-    if dls.upright is not None:
-        for a, acc in accuracy_by_angle(model, dls.upright.dataset, (0, 45), bs=bs).items(): print(f'  {a}°: {1 - acc:.4%} error')
+    if dls.device.type == 'cpu': reuse_memory()
+    print(f"{model.config['name']} ({count_params(model):,} parameters) on {dls.title}, {len(dls.images or dls.test.dataset):,} test images:", flush=True)
+    found = test_scores(model, dls)
+    for k, v in found.items(): print(f'  {MEANS[k]}: {v:.4f}' if dls.images else f'  {MEANS[k]}: {1 - v:.4%} error')
+    if csv: _append(csv, dict(title=dls.title, model=model.config['name'], params=count_params(model),
+                              **{k: v for k, v in model.provenance.items() if not isinstance(v, dict) and k not in ('sha256', 'title', 'benchmark')},
+                              samples=len(dls.images or dls.test.dataset), **{f'test_{k}': v for k, v in found.items()}, date=time.strftime('%Y-%m-%d')))
 
 
 @call_parse
