@@ -48,10 +48,10 @@ def show_maps(models, items, side=256):
     fig, axs = _rows(len(items), 2 + 2*len(models))
     for row, item in zip(axs, items):
         o = _middle(item, side)
-        row[0].imshow(o['image'].permute(1, 2, 0)); row[1].imshow(o['mask'][0], cmap='gray')
+        row[0].imshow(o['image'].permute(1, 2, 0).numpy()); row[1].imshow(o['mask'][0].numpy(), cmap='gray')
         for k, (name, model) in enumerate(models.items()):
             p = segment(model, o['image']).cpu()
-            row[2 + 2*k].imshow(p[0], cmap='gray', vmin=0, vmax=1); row[3 + 2*k].imshow(errors_rgb(p, o['mask']))
+            row[2 + 2*k].imshow(p[0].numpy(), cmap='gray', vmin=0, vmax=1); row[3 + 2*k].imshow(errors_rgb(p, o['mask']))
             if row is axs[0]: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented, blue: missed', fontsize=8)
     axs[0, 0].set_title('image', fontsize=8); axs[0, 1].set_title('truth', fontsize=8)
     return fig
@@ -60,13 +60,13 @@ def show_maps(models, items, side=256):
 def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
     "A photograph that turns, and below it every model's map of it."
     fig, axs = _rows(1 + len(models), len(degrees), 1.5)
-    image = _middle(item, side)['image']
-    inside = disc(side, side)
+    image = _middle(item, min(side, *item['image'].shape[1:]))['image']
+    inside = disc(*image.shape[1:])
     for col, a in zip(axs.T, degrees):
         x = rotate_image(image, a)
-        col[0].imshow((x*inside).permute(1, 2, 0)); col[0].set_title(f'{a}°', fontsize=8)
+        col[0].imshow((x*inside).permute(1, 2, 0).numpy()); col[0].set_title(f'{a}°', fontsize=8)
         for ax, (name, model) in zip(col[1:], models.items()):
-            ax.imshow(segment(model, x).cpu()[0]*inside, cmap='gray', vmin=0, vmax=1)
+            ax.imshow((segment(model, x).cpu()[0]*inside).numpy(), cmap='gray', vmin=0, vmax=1)
             if a == degrees[0]: ax.set_title(name, fontsize=8)
     return fig
 

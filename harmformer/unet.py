@@ -6,21 +6,21 @@
 __all__ = ['standard_colours', 'PlainUNet', 'HarmformerUNet', 'check_unet_input', 'tile_starts', 'segment', 'segmentation_scores',
            'score_images']
 
-# %% ../nbs/09_unet.ipynb #c3a4beb5
+# %% ../nbs/09_unet.ipynb #359b0c83
 import math, torch
 import torch.nn.functional as F
 from torch import nn
 from fastprogress import progress_bar
 from sklearn.metrics import roc_auc_score
 from . import core
-from .core import BatchStandardize, HConvBlock, HEncoderBlock, HLinear, as_orders, avg_pool, magnitude, rotate_image, to_field, to_tokens, upscale
+from .core import HConvBlock, HEncoderBlock, HLinear, as_orders, avg_pool, magnitude, rotate_image, to_field, to_tokens, upscale
 
-# %% ../nbs/09_unet.ipynb #13f3b0a7
-def standard_colours(norm, x): # (b, c, h, w) → the same
-    "Every colour standardised by a `BatchStandardize`"
-    return norm(x.movedim(1, -1).flatten(0, 2)).view(len(x), *x.shape[2:], -1).movedim(-1, 1).contiguous()
+# %% ../nbs/09_unet.ipynb #e252f082
+def standard_colours(x:torch.Tensor, eps:float=4e-4)->torch.Tensor: # (b, c, h, w) → the same
+    "Mean 0 and deviation 1 for every colour of every image; deviations far below √eps stay small"
+    return F.instance_norm(x, eps=eps)
 
-# %% ../nbs/09_unet.ipynb #57b59cc0
+# %% ../nbs/09_unet.ipynb #fa66af5d
 class PlainUNet(nn.Module):
     "An ordinary U-Net: images (b, in_channels, h, w) → logits (b, out_channels, h, w)"
     def __init__(self, out_channels=1, in_channels=3, channels=(12,21,31), img_size=64):
@@ -29,16 +29,16 @@ class PlainUNet(nn.Module):
         def block(i, o): return nn.Sequential(*conv(i, o), *conv(o, o))
         self.down = nn.ModuleList(map(block, (in_channels, *channels), channels))
         self.up = nn.ModuleList(block(i+o, o) for i, o in zip(channels[:0:-1], channels[-2::-1]))
-        self.out, self.multiple, self.standard = nn.Conv2d(channels[0], out_channels, 1), 2**(len(channels)-1), BatchStandardize(in_channels)
+        self.out, self.multiple = nn.Conv2d(channels[0], out_channels, 1), 2**(len(channels)-1)
 
     def forward(self, x):
-        x, skips = standard_colours(self.standard, x), []
+        x, skips = standard_colours(x), []
         for i, block in enumerate(self.down):
             skips.append(x := block(F.avg_pool2d(x, 2) if i else x))
         for block, skip in zip(self.up, skips[-2::-1]): x = block(torch.cat([upscale(x), skip], 1))
         return self.out(x)
 
-# %% ../nbs/09_unet.ipynb #e43d9fda
+# %% ../nbs/09_unet.ipynb #85e70164
 class HarmformerUNet(nn.Module):
     "Segmentation that turns with the image: (b, in_channels, h, w) → logits (b, out_channels, h, w)"
     def __init__(self, out_channels:int=1, in_channels:int=3, *,
@@ -54,7 +54,7 @@ class HarmformerUNet(nn.Module):
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         conv = dict(orders=orders, kernel_size=kernel_size, rings=rings, norm=norm, stats=stats, engine=engine, mask=None)
         dim, grid = heads*head_dim, tuple(n//self.multiple for n in self.img_size)
-        ins, self.standard = (in_channels, *channels), BatchStandardize(in_channels)
+        ins = (in_channels, *channels)
         self.down = nn.ModuleList(HConvBlock(i, o, convs, in_orders=None if k else (0,), **conv) for k, (i, o) in enumerate(zip(ins, channels)))
         self.enter, self.leave = HLinear(channels[-1], dim, orders), HLinear(dim, channels[-1], orders)
         self.blocks = nn.ModuleList(HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps, mixing=mixing,
@@ -65,7 +65,7 @@ class HarmformerUNet(nn.Module):
     def stages(self, x):
         "Yield the name and the field (b, m, c, h, w) of every stage, one after the other"
         check_unet_input(self, x)
-        x, skips = standard_colours(self.standard, x), []
+        x, skips = standard_colours(x), []
         for i, block in enumerate(self.down, 1):
             skips.append(x := block(x))
             yield f'down {i}', x
@@ -81,17 +81,17 @@ class HarmformerUNet(nn.Module):
         for _, z in self.stages(x): pass
         return self.out(magnitude(z).flatten(1, 2))
 
-# %% ../nbs/09_unet.ipynb #dd42d3d7
+# %% ../nbs/09_unet.ipynb #c882dd2f
 def check_unet_input(model, x):
     "Say what is wrong with the images `x`, if anything is"
     if x.ndim != 4 or x.shape[1] != model.in_channels: raise ValueError(f'images (b, {model.in_channels}, h, w) expected, got {tuple(x.shape)}')
     if any(n % model.multiple for n in x.shape[-2:]) or min(x.shape) == 0:
         raise ValueError(f'{x.shape[-2]}×{x.shape[-1]} pixels: both sides have to be multiples of {model.multiple}. `segment` takes images of any size')
 
-# %% ../nbs/09_unet.ipynb #2c8bbff5
+# %% ../nbs/09_unet.ipynb #0866a6e9
 core.MAKERS.update(harmformer_unet=HarmformerUNet, unet=PlainUNet)
 
-# %% ../nbs/09_unet.ipynb #d76ff892
+# %% ../nbs/09_unet.ipynb #0e18a968
 def tile_starts(n:int, size:int, overlap:float=.5)->list:
     "Where tiles of `size` start that cover `n` pixels and overlap by at least this share, the same from both ends"
     if n <= size: return [0]
@@ -99,7 +99,7 @@ def tile_starts(n:int, size:int, overlap:float=.5)->list:
     first = [i*(n-size)//(count-1) for i in range(count//2)]
     return first + [n-size-s for s in reversed(first)]
 
-# %% ../nbs/09_unet.ipynb #74dba7fc
+# %% ../nbs/09_unet.ipynb #dd045f6f
 @torch.no_grad()
 def segment(
     model,            # makes logits (b, out, size, size) of images (b, c, size, size)
@@ -126,7 +126,7 @@ def segment(
     model.train(training)
     return (total/weight)[:, :h, :w]
 
-# %% ../nbs/09_unet.ipynb #37c76cac
+# %% ../nbs/09_unet.ipynb #06708559
 def segmentation_scores(
     prob,      # (..., h, w), probabilities
     mask,      # as `prob`: 1 on vessels
@@ -139,7 +139,7 @@ def segmentation_scores(
     if y.all() or not y.any(): raise ValueError('the mask has only one class: there is nothing to tell apart')
     return dict(auc=float(roc_auc_score(y, p)), dice=float(2*(said & y).sum() / (said.sum() + y.sum())), accuracy=float((said == y).float().mean()))
 
-# %% ../nbs/09_unet.ipynb #7a5c407c
+# %% ../nbs/09_unet.ipynb #b5964da8
 def score_images(
     model,
     items,            # dicts with image (c, h, w), mask and fov (1, h, w)

@@ -1,7 +1,9 @@
 import json, shutil, subprocess, sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import run
 
@@ -31,3 +33,15 @@ def make_nb(tmp_path):
         path.write_text(json.dumps(dict(cells=cells, metadata={}, nbformat=4, nbformat_minor=5)))
         return path
     return make
+
+
+def write_drive(folder, part, numbers, size=(130, 120), rng=np.random.RandomState(0)):
+    "Photographs of noise with masks, named as in DRIVE, below `folder`."
+    path, word = Path(folder)/'DRIVE'/part, 'training' if part == 'training' else 'test'
+    for d in ('images', '1st_manual', 'mask'): (path/d).mkdir(parents=True, exist_ok=True)
+    def noise(*shape): return rng.randint(0, 256, (size[1], size[0], *shape), dtype=np.uint8)
+    for i in numbers:
+        Image.fromarray(noise(3)).save(path/'images'/f'{i:02}_{word}.tif')
+        Image.fromarray((noise() > 200)*np.uint8(255)).save(path/'1st_manual'/f'{i:02}_manual1.gif')
+        Image.fromarray(np.full((size[1], size[0]), 255, np.uint8)).save(path/'mask'/f'{i:02}_{word}_mask.gif')
+    return path

