@@ -8,7 +8,7 @@ __all__ = ['PAPER', 'SMALL', 'BUDGET', 'TurnedAccuracy', 'accuracy_on', 'MapScor
            'first_before_others', 'write_whole', 'Checkpoint', 'fit', 'accuracy_by_angle', 'check_room',
            'seconds_per_step', 'human_time']
 
-# %% ../nbs/11_train.ipynb #d10b3526
+# %% ../nbs/11_train.ipynb #09dd6252
 import ctypes, json, os, platform, shutil, signal, subprocess, sys, time, torch
 import pandas as pd
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from .core import PRESETS, all_sum, count_params, create_model, load_model, mode
 from .data import benchmark_dls, benchmark_names
 from .unet import score_images
 
-# %% ../nbs/11_train.ipynb #67df6575
+# %% ../nbs/11_train.ipynb #dc3e94c7
 class TurnedAccuracy(Metric):
     "Accuracy on `dls.turned`: the validation images, each turned by its own angle"
     name = 'turned'
@@ -39,7 +39,7 @@ class TurnedAccuracy(Metric):
     @property
     def value(self): return accuracy_on(self.learn.model, self.learn.dls.turned)
 
-# %% ../nbs/11_train.ipynb #86ad62e7
+# %% ../nbs/11_train.ipynb #7a6251cb
 @torch.no_grad()
 def accuracy_on(model, dl)->float:
     "Share of right answers of `model`, in eval mode, on a DataLoader"
@@ -52,7 +52,7 @@ def accuracy_on(model, dl)->float:
     model.train(training)
     return right/n
 
-# %% ../nbs/11_train.ipynb #84c78bae
+# %% ../nbs/11_train.ipynb #1d5800d5
 class MapScore(Metric):
     "One of the scores of `score_images` on `dls.images`; those that share a `cache` are computed together"
     def __init__(self, name, cache): self._name, self.cache = name, cache
@@ -65,13 +65,13 @@ class MapScore(Metric):
         if not self.cache: self.cache.update(score_images(self.learn.model, self.learn.dls.images, overlap=.25))
         return self.cache[self._name]
 
-# %% ../nbs/11_train.ipynb #9664144a
+# %% ../nbs/11_train.ipynb #58d41ff3
 def map_scores()->list:
     "Area under the ROC curve, Dice and accuracy inside the field of view"
     cache = {}
     return [MapScore(n, cache) for n in ('auc', 'dice', 'accuracy')]
 
-# %% ../nbs/11_train.ipynb #71b848a3
+# %% ../nbs/11_train.ipynb #75f447b6
 class _Learner(Learner):
     "A Learner that can start at a later epoch, and whose `distrib_ctx` works on CPUs"
     first_epoch = 0
@@ -87,14 +87,14 @@ class _Learner(Learner):
         if rank_distrib(): self.remove_cb(ProgressCallback)
         return self
 
-# %% ../nbs/11_train.ipynb #04dadf50
+# %% ../nbs/11_train.ipynb #1efe166a
 def reuse_memory()->bool: # whether it could be done
     "Let glibc keep freed memory for the next large tensor (Linux; elsewhere nothing happens)"
     try: mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
     return bool(mallopt(-4, 0) and mallopt(-1, 2**31 - 1)) # M_MMAP_MAX: no maps of their own; M_TRIM_THRESHOLD: no giving back
 
-# %% ../nbs/11_train.ipynb #960ea522
+# %% ../nbs/11_train.ipynb #d3b88850
 def harmformer_learner(
     dls,                        # from `benchmark_dls`, or any DataLoaders with c, n_in and img_size
     model='harmformer_mnist',   # a name for `create_model`, or a module
@@ -113,7 +113,7 @@ def harmformer_learner(
     opt = partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True))
     return _Learner(dls, model, loss, opt, lr=lr, wd=wd, metrics=metrics, cbs=cbs)
 
-# %% ../nbs/11_train.ipynb #796d3bc1
+# %% ../nbs/11_train.ipynb #83d4961e
 PAPER = {
     'digits':         dict(model='harmformer_digits', epochs=16, bs=16, lr=.004, schedule='onecycle', dropout=0.),
     'mnist-rot-test': dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007, schedule='plateau'),
@@ -127,7 +127,7 @@ BUDGET = {'mnist-rot-test': dict(small=3, epochs=1, bs=16), 'rotated-mnist': dic
           'cifar-rot-test': dict(small=3, epochs=1, bs=16), 'pcam': dict(small=10, epochs=1, bs=16, lr=.002),
           'drive': dict(size=4000, epochs=12, bs=16, lr=.01)}
 
-# %% ../nbs/11_train.ipynb #ff19b71e
+# %% ../nbs/11_train.ipynb #d8a7c80f
 def recipe(
     benchmark:str='digits',
     budget:bool=False, # the form for a CPU
@@ -137,9 +137,10 @@ def recipe(
     if benchmark not in PAPER: raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}')
     res = {**dict(wd=.01, label_smoothing=.1), **PAPER[benchmark]}
     if budget and benchmark in BUDGET: res = {**res, **dict(lr=.004, schedule='onecycle', dropout=0.), **BUDGET[benchmark]}
+    if changes.get('model') in ('cnn', 'vit', 'unet'): res = {k: v for k, v in res.items() if k not in ('dropout', 'small')} # plain ones have neither
     return {**res, **{k: v for k, v in changes.items() if v is not None}}
 
-# %% ../nbs/11_train.ipynb #a77fb967
+# %% ../nbs/11_train.ipynb #fdb8bb24
 def schedule_cbs(schedule:str, lr:float)->list:
     "The callbacks of a learning-rate schedule: 'onecycle', 'cosine', 'plateau' or 'flat'"
     if schedule == 'onecycle': return [ParamScheduler(dict(lr=combined_cos(.25, lr/25, lr, lr/1e4), mom=combined_cos(.25, .95, .85, .95)))]
@@ -148,7 +149,7 @@ def schedule_cbs(schedule:str, lr:float)->list:
     if schedule == 'flat': return []
     raise ValueError(f"schedule is 'onecycle', 'cosine', 'plateau' or 'flat', got {schedule!r}")
 
-# %% ../nbs/11_train.ipynb #173997a4
+# %% ../nbs/11_train.ipynb #98d23e3a
 class ShareTrainer(DistributedTrainer):
     "fastai's DistributedTrainer for loaders that can `shard` themselves, on CPUs too"
     def _wrap_dl(self, dl):
@@ -157,20 +158,20 @@ class ShareTrainer(DistributedTrainer):
         dl.to(self.accelerator.device)
         return dl
 
-# %% ../nbs/11_train.ipynb #9ee2da02
+# %% ../nbs/11_train.ipynb #ed9bb585
 def start_processes()->int: # how many there are
     "If a launcher started this process beside others: find them, and take the GPU that is ours"
     if num_distrib() > 1: PartialState(cpu=not torch.cuda.is_available())
     return max(1, num_distrib())
 
-# %% ../nbs/11_train.ipynb #ed33f255
+# %% ../nbs/11_train.ipynb #99282b56
 def from_first(f):
     "What `f` returns in the first of all processes: a file is read, or a folder chosen, once"
     res = [f() if rank_distrib() == 0 else None]
     if num_distrib() > 1: dist.broadcast_object_list(res)
     return res[0]
 
-# %% ../nbs/11_train.ipynb #5e712170
+# %% ../nbs/11_train.ipynb #b018e4ea
 def first_before_others(f):
     "Call `f` in the first process and then in the others: what it downloads is there for them"
     if rank_distrib(): distrib_barrier()
@@ -178,7 +179,7 @@ def first_before_others(f):
     if not rank_distrib(): distrib_barrier()
     return res
 
-# %% ../nbs/11_train.ipynb #261c136b
+# %% ../nbs/11_train.ipynb #50a688c1
 def write_whole(path, write):
     "Let `write` fill a file beside `path`, then put it in its place: `path` is never half a file"
     path = Path(path)
@@ -186,7 +187,7 @@ def write_whole(path, write):
     write(part)
     os.replace(part, path)
 
-# %% ../nbs/11_train.ipynb #2591979c
+# %% ../nbs/11_train.ipynb #4d9ae166
 class _Skip(Callback):
     "After a resumption: leave out the batches of the epoch that are done already"
     order, run_valid = -50, False
@@ -197,7 +198,7 @@ class _Skip(Callback):
             raise CancelBatchException
         self.done = 0
 
-# %% ../nbs/11_train.ipynb #d6c3d24c
+# %% ../nbs/11_train.ipynb #fd1ded12
 class Checkpoint(Callback):
     "Write all that is needed to go on, after every epoch and every so many seconds; and the best model so far"
     order, run_valid = 100, False
@@ -239,7 +240,7 @@ class Checkpoint(Callback):
         names = self.recorder.metric_names[1:len(row)+1]
         write_whole(self.path/'log.csv', lambda p: pd.DataFrame(self.recorder.values, columns=list(names)).to_csv(p, index_label='epoch'))
 
-# %% ../nbs/11_train.ipynb #1a99faba
+# %% ../nbs/11_train.ipynb #29d8990b
 def _plain(o):
     "Numbers, lists and dictionaries instead of their relatives from numpy and fastcore: `torch.load` need trust no class"
     if isinstance(o, dict): return {k: _plain(v) for k, v in o.items()}
@@ -248,7 +249,7 @@ def _plain(o):
     if isinstance(o, (str, bytes, bool, int, type(None))): return o
     return float(o) if hasattr(o, '__float__') else list(map(_plain, o))
 
-# %% ../nbs/11_train.ipynb #8fa03071
+# %% ../nbs/11_train.ipynb #8e57dc10
 @torch.no_grad()
 def _save(self, epoch, done):
     "Write a checkpoint: `done` batches of `epoch` are done"
@@ -263,7 +264,7 @@ def _save(self, epoch, done):
     self.saved = time.time()
 Checkpoint.save = _save
 
-# %% ../nbs/11_train.ipynb #a9530fa9
+# %% ../nbs/11_train.ipynb #7da60077
 def fit(
     learn,                # from `harmformer_learner`
     epochs:int, lr:float,
@@ -288,10 +289,10 @@ def fit(
     learn.first_epoch, learn.stopped = 0, keeper.stop
     return learn
 
-# %% ../nbs/11_train.ipynb #ce60b7df
+# %% ../nbs/11_train.ipynb #32aaa21c
 from contextlib import contextmanager
 
-# %% ../nbs/11_train.ipynb #93ba35a2
+# %% ../nbs/11_train.ipynb #059db06d
 @contextmanager
 def _polite(self):
     "Within: the first Ctrl-C sets `stop`, the second interrupts"
@@ -305,7 +306,7 @@ def _polite(self):
         if before is not None: signal.signal(signal.SIGINT, before)
 Checkpoint.polite = _polite
 
-# %% ../nbs/11_train.ipynb #459b0641
+# %% ../nbs/11_train.ipynb #9c680836
 @torch.no_grad()
 def accuracy_by_angle(
     model,            # or a Learner; evaluated in eval mode
@@ -327,7 +328,7 @@ def accuracy_by_angle(
     model.train(training)
     return res
 
-# %% ../nbs/11_train.ipynb #9775e801
+# %% ../nbs/11_train.ipynb #e6f8a4b9
 def _commit():
     "The commit of the code, if it lies in a git checkout"
     git = shutil.which('git')
@@ -335,7 +336,7 @@ def _commit():
     r = subprocess.run([git, 'rev-parse', '--short', 'HEAD'], cwd=Path(__file__).parent if '__file__' in globals() else '.', capture_output=True, text=True)
     return r.stdout.strip() or None
 
-# %% ../nbs/11_train.ipynb #f1fc83e0
+# %% ../nbs/11_train.ipynb #01c96c9d
 def check_room(path, mb:int=50):
     "Make the folder `path` and see that files can be written there, before anything takes time"
     path = Path(path)
@@ -347,7 +348,7 @@ def check_room(path, mb:int=50):
     if (free := shutil.disk_usage(path).free/1e6) < mb: raise SystemExit(f'{path}: {free:.0f} MB free, {mb} MB are needed. Make room, or choose another folder with --out.')
     return path
 
-# %% ../nbs/11_train.ipynb #81f8da95
+# %% ../nbs/11_train.ipynb #eb6640ee
 def seconds_per_step(learn, steps:int=3)->float:
     "How long a training step takes here, tried on a copy of the model"
     model, (x, y) = deepcopy(learn.model).train(), learn.dls.train.one_batch()
@@ -358,7 +359,7 @@ def seconds_per_step(learn, steps:int=3)->float:
         times.append(time.perf_counter() - start)
     return min(times)
 
-# %% ../nbs/11_train.ipynb #9ad23d29
+# %% ../nbs/11_train.ipynb #8f8bea2b
 def human_time(seconds:float)->str:
     "12 s, 3 min, 2.5 h"
     return f'{seconds:.0f} s' if seconds < 90 else f'{seconds/60:.0f} min' if seconds < 5400 else f'{seconds/3600:.1f} h'
