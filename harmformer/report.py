@@ -112,7 +112,7 @@ def run_report(path):
     need = [f for f in ('config.json', 'results.json') if not (path/f).exists()]
     if need: raise SystemExit(f'{path} is not a finished run: {", ".join(need)} is missing. Finish it with harmformer_train --resume.')
     config, results = [json.loads((path/f).read_text()) for f in ('config.json', 'results.json')]
-    dls = benchmark_dls(config['benchmark'], seed=config['seed'])
+    dls = benchmark_dls(config['benchmark'], seed=config['seed'], img_size=config.get('img_size', 32))
     names = {r['model']: path/r['folder'] for r in results['rows']}
     models = {n: load_model(p/'best.safetensors').to(dls.device) for n, p in names.items()}
     logs = {n: pd.read_csv(p/'log.csv') for n, p in names.items()}
@@ -172,7 +172,7 @@ def _arguments(text):
 
 @call_parse
 def harmformer_train(
-    benchmark:Param('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam or drive', str, opt=False, nargs='?')='digits',
+    benchmark:Param('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive, or a folder with a subfolder of pictures for each class', str, opt=False, nargs='?')='digits',
     model:str=None,         # another model than the recipe's
     epochs:int=None, bs:int=None, lr:float=None, # instead of the recipe's
     budget:bool=False,      # the recipe's form for a CPU
@@ -181,6 +181,7 @@ def harmformer_train(
     small:int=None,         # epochs in small form before the others, instead of the recipe's
     size:int=None,          # use only so many training images
     valid:int=None,         # use only so many validation images
+    img_size:int=32,        # to which pictures of a folder are scaled
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
@@ -196,9 +197,9 @@ def harmformer_train(
     size = size or usual
     world = start_processes()
     if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
-    path = from_first(lambda: check_room(_free_name(out, name or f"{benchmark}-{settings['model']}-seed{seed}", resume)))
-    config = dict(benchmark=benchmark, title='', seed=seed, size=size, valid=valid, recipe=settings, rival=rival)
-    try: dls = first_before_others(lambda: benchmark_dls(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid))
+    path = from_first(lambda: check_room(_free_name(out, name or f"{Path(benchmark).name}-{settings['model']}-seed{seed}", resume)))
+    config = dict(benchmark=benchmark, title='', seed=seed, size=size, valid=valid, img_size=img_size, recipe=settings, rival=rival)
+    try: dls = first_before_others(lambda: benchmark_dls(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid, img_size=img_size))
     except DataError as e: raise SystemExit(str(e))
     config['title'] = dls.title
     file = path/'config.json'
@@ -248,7 +249,7 @@ def harmformer_eval(
     "Score trained weights on a benchmark's test set: each image by its own angle, upright, and turned by 45°"
     try: model = load_model(weights)
     except (ValueError, OSError) as e: raise SystemExit(str(e))
-    try: dls = benchmark_dls(benchmark or model.provenance['benchmark'], val_bs=bs)
+    try: dls = benchmark_dls(benchmark or model.provenance['benchmark'], val_bs=bs, img_size=model.config['img_size'])
     except (DataError, ValueError) as e: raise SystemExit(str(e))
     model = model.to(dls.device)
     if dls.device.type == 'cpu': reuse_memory()

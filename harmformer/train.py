@@ -8,7 +8,7 @@ __all__ = ['PAPER', 'SMALL', 'BUDGET', 'TurnedAccuracy', 'accuracy_on', 'MapScor
            'first_before_others', 'write_whole', 'Checkpoint', 'fit', 'accuracy_by_angle', 'check_room',
            'seconds_per_step', 'human_time']
 
-# %% ../nbs/11_train.ipynb #09dd6252
+# %% ../nbs/11_train.ipynb #f6e7f9f0
 import ctypes, json, os, platform, shutil, signal, subprocess, sys, time, torch
 import pandas as pd
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from .core import PRESETS, all_sum, count_params, create_model, load_model, mode
 from .data import benchmark_dls, benchmark_names
 from .unet import score_images
 
-# %% ../nbs/11_train.ipynb #dc3e94c7
+# %% ../nbs/11_train.ipynb #9fd6433f
 class TurnedAccuracy(Metric):
     "Accuracy on `dls.turned`: the validation images, each turned by its own angle"
     name = 'turned'
@@ -39,7 +39,7 @@ class TurnedAccuracy(Metric):
     @property
     def value(self): return accuracy_on(self.learn.model, self.learn.dls.turned)
 
-# %% ../nbs/11_train.ipynb #7a6251cb
+# %% ../nbs/11_train.ipynb #c4fa7ad9
 @torch.no_grad()
 def accuracy_on(model, dl)->float:
     "Share of right answers of `model`, in eval mode, on a DataLoader"
@@ -52,7 +52,7 @@ def accuracy_on(model, dl)->float:
     model.train(training)
     return right/n
 
-# %% ../nbs/11_train.ipynb #1d5800d5
+# %% ../nbs/11_train.ipynb #cd248f5a
 class MapScore(Metric):
     "One of the scores of `score_images` on `dls.images`; those that share a `cache` are computed together"
     def __init__(self, name, cache): self._name, self.cache = name, cache
@@ -65,13 +65,13 @@ class MapScore(Metric):
         if not self.cache: self.cache.update(score_images(self.learn.model, self.learn.dls.images, overlap=.25))
         return self.cache[self._name]
 
-# %% ../nbs/11_train.ipynb #58d41ff3
+# %% ../nbs/11_train.ipynb #7daab46c
 def map_scores()->list:
     "Area under the ROC curve, Dice and accuracy inside the field of view"
     cache = {}
     return [MapScore(n, cache) for n in ('auc', 'dice', 'accuracy')]
 
-# %% ../nbs/11_train.ipynb #75f447b6
+# %% ../nbs/11_train.ipynb #2616d099
 class _Learner(Learner):
     "A Learner that can start at a later epoch, and whose `distrib_ctx` works on CPUs"
     first_epoch = 0
@@ -87,14 +87,14 @@ class _Learner(Learner):
         if rank_distrib(): self.remove_cb(ProgressCallback)
         return self
 
-# %% ../nbs/11_train.ipynb #1efe166a
+# %% ../nbs/11_train.ipynb #9e4d9fbf
 def reuse_memory()->bool: # whether it could be done
     "Let glibc keep freed memory for the next large tensor (Linux; elsewhere nothing happens)"
     try: mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
     return bool(mallopt(-4, 0) and mallopt(-1, 2**31 - 1)) # M_MMAP_MAX: no maps of their own; M_TRIM_THRESHOLD: no giving back
 
-# %% ../nbs/11_train.ipynb #d3b88850
+# %% ../nbs/11_train.ipynb #4e095d51
 def harmformer_learner(
     dls,                        # from `benchmark_dls`, or any DataLoaders with c, n_in and img_size
     model='harmformer_mnist',   # a name for `create_model`, or a module
@@ -113,7 +113,7 @@ def harmformer_learner(
     opt = partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True))
     return _Learner(dls, model, loss, opt, lr=lr, wd=wd, metrics=metrics, cbs=cbs)
 
-# %% ../nbs/11_train.ipynb #83d4961e
+# %% ../nbs/11_train.ipynb #95ef1d5e
 PAPER = {
     'digits':         dict(model='harmformer_digits', epochs=16, bs=16, lr=.004, schedule='onecycle', dropout=0.),
     'mnist-rot-test': dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007, schedule='plateau'),
@@ -127,20 +127,21 @@ BUDGET = {'mnist-rot-test': dict(small=3, epochs=1, bs=16), 'rotated-mnist': dic
           'cifar-rot-test': dict(small=3, epochs=1, bs=16), 'pcam': dict(small=10, epochs=1, bs=16, lr=.002),
           'drive': dict(size=4000, epochs=12, bs=16, lr=.01)}
 
-# %% ../nbs/11_train.ipynb #d8a7c80f
+# %% ../nbs/11_train.ipynb #44d7b882
 def recipe(
     benchmark:str='digits',
     budget:bool=False, # the form for a CPU
     **changes,         # anything that is not None replaces what the recipe says
 )->dict:
     "Settings of a training run: model and its arguments, epochs (before them some in `small` form), bs, lr, wd, label_smoothing, schedule"
-    if benchmark not in PAPER: raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}')
-    res = {**dict(wd=.01, label_smoothing=.1), **PAPER[benchmark]}
+    own = benchmark not in PAPER and Path(benchmark).is_dir()
+    if benchmark not in PAPER and not own: raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}, or give a folder of your own pictures')
+    res = {**dict(wd=.01, label_smoothing=.1), **PAPER['digits' if own else benchmark]}
     if budget and benchmark in BUDGET: res = {**res, **dict(lr=.004, schedule='onecycle', dropout=0.), **BUDGET[benchmark]}
     if changes.get('model') in ('cnn', 'vit', 'unet'): res = {k: v for k, v in res.items() if k not in ('dropout', 'small')} # plain ones have neither
     return {**res, **{k: v for k, v in changes.items() if v is not None}}
 
-# %% ../nbs/11_train.ipynb #fdb8bb24
+# %% ../nbs/11_train.ipynb #bc91c21c
 def schedule_cbs(schedule:str, lr:float)->list:
     "The callbacks of a learning-rate schedule: 'onecycle', 'cosine', 'plateau' or 'flat'"
     if schedule == 'onecycle': return [ParamScheduler(dict(lr=combined_cos(.25, lr/25, lr, lr/1e4), mom=combined_cos(.25, .95, .85, .95)))]
@@ -149,7 +150,7 @@ def schedule_cbs(schedule:str, lr:float)->list:
     if schedule == 'flat': return []
     raise ValueError(f"schedule is 'onecycle', 'cosine', 'plateau' or 'flat', got {schedule!r}")
 
-# %% ../nbs/11_train.ipynb #98d23e3a
+# %% ../nbs/11_train.ipynb #6166632b
 class ShareTrainer(DistributedTrainer):
     "fastai's DistributedTrainer for loaders that can `shard` themselves, on CPUs too"
     def _wrap_dl(self, dl):
@@ -158,20 +159,20 @@ class ShareTrainer(DistributedTrainer):
         dl.to(self.accelerator.device)
         return dl
 
-# %% ../nbs/11_train.ipynb #ed9bb585
+# %% ../nbs/11_train.ipynb #57f64421
 def start_processes()->int: # how many there are
     "If a launcher started this process beside others: find them, and take the GPU that is ours"
     if num_distrib() > 1: PartialState(cpu=not torch.cuda.is_available())
     return max(1, num_distrib())
 
-# %% ../nbs/11_train.ipynb #99282b56
+# %% ../nbs/11_train.ipynb #2f737a34
 def from_first(f):
     "What `f` returns in the first of all processes: a file is read, or a folder chosen, once"
     res = [f() if rank_distrib() == 0 else None]
     if num_distrib() > 1: dist.broadcast_object_list(res)
     return res[0]
 
-# %% ../nbs/11_train.ipynb #b018e4ea
+# %% ../nbs/11_train.ipynb #081a0c97
 def first_before_others(f):
     "Call `f` in the first process and then in the others: what it downloads is there for them"
     if rank_distrib(): distrib_barrier()
@@ -179,7 +180,7 @@ def first_before_others(f):
     if not rank_distrib(): distrib_barrier()
     return res
 
-# %% ../nbs/11_train.ipynb #50a688c1
+# %% ../nbs/11_train.ipynb #268d7d9d
 def write_whole(path, write):
     "Let `write` fill a file beside `path`, then put it in its place: `path` is never half a file"
     path = Path(path)
@@ -187,7 +188,7 @@ def write_whole(path, write):
     write(part)
     os.replace(part, path)
 
-# %% ../nbs/11_train.ipynb #4d9ae166
+# %% ../nbs/11_train.ipynb #9e9435ae
 class _Skip(Callback):
     "After a resumption: leave out the batches of the epoch that are done already"
     order, run_valid = -50, False
@@ -198,7 +199,7 @@ class _Skip(Callback):
             raise CancelBatchException
         self.done = 0
 
-# %% ../nbs/11_train.ipynb #fd1ded12
+# %% ../nbs/11_train.ipynb #1f9632e0
 class Checkpoint(Callback):
     "Write all that is needed to go on, after every epoch and every so many seconds; and the best model so far"
     order, run_valid = 100, False
@@ -240,7 +241,7 @@ class Checkpoint(Callback):
         names = self.recorder.metric_names[1:len(row)+1]
         write_whole(self.path/'log.csv', lambda p: pd.DataFrame(self.recorder.values, columns=list(names)).to_csv(p, index_label='epoch'))
 
-# %% ../nbs/11_train.ipynb #29d8990b
+# %% ../nbs/11_train.ipynb #709051f3
 def _plain(o):
     "Numbers, lists and dictionaries instead of their relatives from numpy and fastcore: `torch.load` need trust no class"
     if isinstance(o, dict): return {k: _plain(v) for k, v in o.items()}
@@ -249,7 +250,7 @@ def _plain(o):
     if isinstance(o, (str, bytes, bool, int, type(None))): return o
     return float(o) if hasattr(o, '__float__') else list(map(_plain, o))
 
-# %% ../nbs/11_train.ipynb #8e57dc10
+# %% ../nbs/11_train.ipynb #ca76352d
 @torch.no_grad()
 def _save(self, epoch, done):
     "Write a checkpoint: `done` batches of `epoch` are done"
@@ -264,7 +265,7 @@ def _save(self, epoch, done):
     self.saved = time.time()
 Checkpoint.save = _save
 
-# %% ../nbs/11_train.ipynb #7da60077
+# %% ../nbs/11_train.ipynb #4ad025fb
 def fit(
     learn,                # from `harmformer_learner`
     epochs:int, lr:float,
@@ -289,10 +290,10 @@ def fit(
     learn.first_epoch, learn.stopped = 0, keeper.stop
     return learn
 
-# %% ../nbs/11_train.ipynb #32aaa21c
+# %% ../nbs/11_train.ipynb #7af357f7
 from contextlib import contextmanager
 
-# %% ../nbs/11_train.ipynb #059db06d
+# %% ../nbs/11_train.ipynb #505552eb
 @contextmanager
 def _polite(self):
     "Within: the first Ctrl-C sets `stop`, the second interrupts"
@@ -306,7 +307,7 @@ def _polite(self):
         if before is not None: signal.signal(signal.SIGINT, before)
 Checkpoint.polite = _polite
 
-# %% ../nbs/11_train.ipynb #9c680836
+# %% ../nbs/11_train.ipynb #e128b32c
 @torch.no_grad()
 def accuracy_by_angle(
     model,            # or a Learner; evaluated in eval mode
@@ -328,7 +329,7 @@ def accuracy_by_angle(
     model.train(training)
     return res
 
-# %% ../nbs/11_train.ipynb #e6f8a4b9
+# %% ../nbs/11_train.ipynb #51eed639
 def _commit():
     "The commit of the code, if it lies in a git checkout"
     git = shutil.which('git')
@@ -336,7 +337,7 @@ def _commit():
     r = subprocess.run([git, 'rev-parse', '--short', 'HEAD'], cwd=Path(__file__).parent if '__file__' in globals() else '.', capture_output=True, text=True)
     return r.stdout.strip() or None
 
-# %% ../nbs/11_train.ipynb #01c96c9d
+# %% ../nbs/11_train.ipynb #854bbf1b
 def check_room(path, mb:int=50):
     "Make the folder `path` and see that files can be written there, before anything takes time"
     path = Path(path)
@@ -348,7 +349,7 @@ def check_room(path, mb:int=50):
     if (free := shutil.disk_usage(path).free/1e6) < mb: raise SystemExit(f'{path}: {free:.0f} MB free, {mb} MB are needed. Make room, or choose another folder with --out.')
     return path
 
-# %% ../nbs/11_train.ipynb #eb6640ee
+# %% ../nbs/11_train.ipynb #e51d420f
 def seconds_per_step(learn, steps:int=3)->float:
     "How long a training step takes here, tried on a copy of the model"
     model, (x, y) = deepcopy(learn.model).train(), learn.dls.train.one_batch()
@@ -359,7 +360,7 @@ def seconds_per_step(learn, steps:int=3)->float:
         times.append(time.perf_counter() - start)
     return min(times)
 
-# %% ../nbs/11_train.ipynb #8f8bea2b
+# %% ../nbs/11_train.ipynb #ec741d32
 def human_time(seconds:float)->str:
     "12 s, 3 min, 2.5 h"
     return f'{seconds:.0f} s' if seconds < 90 else f'{seconds/60:.0f} min' if seconds < 5400 else f'{seconds/3600:.1f} h'
