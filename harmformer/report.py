@@ -142,7 +142,8 @@ def _train_one(dls, path, settings, seed, resume, provenance):
     if source: adopt_weights(learn.model, source)
     steps = len(dls.train.shard())
     needs = human_time(1.15*seconds_per_step(learn)*steps*train['epochs'])
-    if first: print(f"Training {s['model']} ({count_params(learn.model):,} parameters) on {dls.about}. {train['epochs']} epochs of {steps} steps: "
+    form = ' in small form' if SMALL.items() <= s.items() else ''
+    if first: print(f"Training {s['model']}{form} ({count_params(learn.model):,} parameters) on {dls.about}. {train['epochs']} epochs of {steps} steps: "
                     f"about {needs} here.", flush=True)
     fit(learn, **train, path=path, seed=seed, resume=resume, provenance=provenance)
     if learn.stopped: raise SystemExit(f'Stopped and saved in {path}. To go on: the same command with --resume.' if first else 1)

@@ -46,13 +46,13 @@ def _rows(rows, cols, size=1.9):
 def show_maps(models, items, side=256):
     "A row for each photograph: image, truth, then map and errors of every model."
     fig, axs = _rows(len(items), 2 + 2*len(models))
-    for row, item in zip(axs, items):
+    for r, (row, item) in enumerate(zip(axs, items)):
         o = _middle(item, side)
         row[0].imshow(o['image'].permute(1, 2, 0).numpy()); row[1].imshow(o['mask'][0].numpy(), cmap='gray')
         for k, (name, model) in enumerate(models.items()):
             p = segment(model, o['image']).cpu()
             row[2 + 2*k].imshow(p[0].numpy(), cmap='gray', vmin=0, vmax=1); row[3 + 2*k].imshow(errors_rgb(p, o['mask']))
-            if row is axs[0]: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented, blue: missed', fontsize=8)
+            if r == 0: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented, blue: missed', fontsize=8)
     axs[0, 0].set_title('image', fontsize=8); axs[0, 1].set_title('truth', fontsize=8)
     return fig
 
