@@ -12,7 +12,7 @@ from fastai.distributed import teardown_distrib
 from fastai.torch_core import rank_distrib
 from fastcore.script import Param, call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
-from harmformer.core import adopt_weights, count_params, load_model, model_names
+from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
 from harmformer.data import DataError, benchmark_dls
 from harmformer.segmentation import map_scores_at, show_maps, show_turning_maps
 from harmformer.stability import plot_polar
@@ -20,6 +20,7 @@ from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, ch
                               recipe, reuse_memory, seconds_per_step, start_processes, write_whole)
 
 ANGLES = tuple(range(0, 360, 15))
+TRAINING = ('model', 'epochs', 'small', 'bs', 'lr', 'schedule', 'wd', 'label_smoothing')  # what a recipe holds beside the model's arguments
 NICE = dict(cnn='plain CNN', vit='plain ViT', unet='plain U-Net')
 MEANS = dict(turned='each by its own angle', at_0='0°', at_45='45°', auc='area under the ROC curve', dice='Dice', accuracy='accuracy', auc_45='area, turned by 45°', auc_90='area, turned by 90°')
 TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='accuracy (dashed: upright, solid: turned)')
@@ -196,6 +197,8 @@ def harmformer_train(
         if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
     usual = settings.pop('size', None)
     size = size or usual
+    try: create_model(settings['model'], **{k: v for k, v in settings.items() if k not in TRAINING})
+    except (TypeError, ValueError) as e: raise SystemExit(f'--set: {e}')
     world = start_processes()
     if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
     path = from_first(lambda: check_room(_free_name(out, name or f"{Path(benchmark).name}-{settings['model']}-seed{seed}", resume)))
@@ -211,7 +214,7 @@ def harmformer_train(
 
     todo = {settings['model']: (path, settings)}
     if rival not in ('none', settings['model']):
-        todo[rival] = (path/rival, {**{k: v for k, v in settings.items() if k in ('epochs', 'bs', 'lr', 'schedule', 'wd', 'label_smoothing')}, 'model': rival})
+        todo[rival] = (path/rival, {**{k: v for k, v in settings.items() if k in TRAINING and k != 'small'}, 'model': rival})
     models, seconds = {}, {}
     for n, (p, s) in todo.items():
         models[n], seconds[n] = _train_one(dls, p, s, seed, resume, provenance)

@@ -2,6 +2,8 @@
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 import pytest, torch
+from PIL import Image
+from harmformer.core import load_model
 
 TINY = "from harmformer import core; core.PRESETS['harmformer_digits'].update(channels=(2, 2), depth=1, head_dim=4, kernel_size=7, rings=2); "
 CODE = TINY + "from harmformer import report; report.ANGLES = (0, 90); report.harmformer_train({})"
@@ -66,3 +68,35 @@ def test_what_cannot_be_done_is_said_before_training(tmp_path, args, says):
     (tmp_path/'file').write_text('')
     code, out = command(tmp_path, args)
     assert code != 0 and says in out and 'Traceback' not in out, out
+
+
+TINY_SET = "set='channels=(2,2),depth=1,head_dim=4,rings=2'"
+
+
+def test_small_first_then_large(tmp_path):
+    args = f"model='harmformer_mnist', size=64, valid=20, small=2, epochs=1, rival='none', {TINY_SET}"
+    code, out = command(tmp_path, args)
+    assert code == 0, out
+    path = tmp_path/'runs'/'digits-harmformer_mnist-seed0'
+    small, large = [load_model(p/'best.safetensors') for p in (path/'small', path)]
+    assert small.config['upscale'] == 1 and large.config['upscale'] == 2 and 'harmformer_mnist in small form' in out
+    assert large.provenance['images_seen'] == small.provenance['images_seen'] + 64 and large.provenance['seconds'] >= small.provenance['seconds']
+    code, again = command(tmp_path, args + ', resume=True')                # finished: nothing is trained again
+    assert code == 0 and all(torch.equal(a, b) for a, b in zip(large.state_dict().values(), load_model(path/'best.safetensors').state_dict().values())), again
+
+
+@pytest.mark.parametrize('text, why', [("set='colour=3'", 'takes no colour'), ("set='norm=best'", "got 'best'"), ("set='depth'", 'name=value'),
+                                       ("benchmark='minst'", 'no recipe'), ("model='cnm'", "no model is called 'cnm'")])
+def test_mistakes_are_told_at_once(tmp_path, text, why):
+    code, out = command(tmp_path, text)
+    assert code and why in out and 'Traceback' not in out and not (tmp_path/'runs').exists(), out
+
+
+def test_a_folder_of_pictures(tmp_path):
+    for name, colour in dict(red=(200, 30, 30), blue=(30, 30, 200)).items():
+        (tmp_path/'colours'/name).mkdir(parents=True)
+        for i in range(10): Image.new('RGB', (30 + i, 40), colour).save(tmp_path/'colours'/name/f'{i}.png')
+    code, out = command(tmp_path, f"benchmark='colours', epochs=2, bs=4, rival='none', {TINY_SET}")
+    assert code == 0, out
+    path = tmp_path/'runs'/'colours-harmformer_digits-seed0'
+    assert 'colours: 14 to train' in out and (path/'report.html').exists() and load_model(path/'best.safetensors').config['in_channels'] == 3
