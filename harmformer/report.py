@@ -100,9 +100,15 @@ def _map_pictures(models, dls):
             '<h2>Turning</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image turns')]
 
 
-def test_scores(model, dls, angles=(0, 45), n=10_000):
+def judged_photos(dls):
+    "The images that a segmentation is judged on: the test set where its masks are there, otherwise the held-out ones; None for classifiers."
+    known = dls.test_images and all(o['mask'] is not None for o in dls.test_images)
+    return dls.test_images if known else dls.images
+
+
+def final_scores(model, dls, angles=(0, 45), n=10_000):
     "On the test set, each image by its own angle, and on at most `n` of its images at fixed angles; of a segmentation, on whole images."
-    if dls.images: return map_scores_at(model, dls.images)
+    if dls.images: return map_scores_at(model, judged_photos(dls))
     fixed = accuracy_by_angle(model, (dls.upright or dls.test).dataset, angles, n=n)
     return {'turned': accuracy_on(model, dls.test), **{f'at_{a}': v for a, v in fixed.items()}}
 
@@ -220,7 +226,7 @@ def harmformer_train(
         models[n], seconds[n] = _train_one(dls, p, s, seed, resume, provenance)
     teardown_distrib()
     if rank_distrib(): return
-    rows = [dict(model=n, params=count_params(m), **test_scores(m, dls), seconds=round(seconds[n]), folder=str(todo[n][0].relative_to(path))) for n, m in models.items()]
+    rows = [dict(model=n, params=count_params(m), **final_scores(m, dls), seconds=round(seconds[n]), folder=str(todo[n][0].relative_to(path))) for n, m in models.items()]
     says = _says(rows, dls)
     print('\n' + says, flush=True)
     flat = (dls.upright or dls.test).dataset
@@ -233,7 +239,7 @@ def harmformer_train(
 def _says(rows, dls):
     "The result in a sentence."
     def one(r): return f"AUC {r['auc']:.4f}, turned by 45° {r['auc_45']:.4f}" if dls.images else f"{r['at_0']:.1%} upright, {r['turned']:.1%} turned"
-    on = f'{len(dls.images)} held-out images.' if dls.images else f'{len(dls.test.dataset):,} test images.'
+    on = f'{len(judged_photos(dls) or dls.test.dataset):,} test images.'
     return '. '.join(f"{nice(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
 
 
@@ -257,12 +263,12 @@ def harmformer_eval(
     except (DataError, ValueError) as e: raise SystemExit(str(e))
     model = model.to(dls.device)
     if dls.device.type == 'cpu': reuse_memory()
-    print(f"{model.config['name']} ({count_params(model):,} parameters) on {dls.title}, {len(dls.images or dls.test.dataset):,} test images:", flush=True)
-    found = test_scores(model, dls)
+    print(f"{model.config['name']} ({count_params(model):,} parameters) on {dls.title}, {len(judged_photos(dls) or dls.test.dataset):,} test images:", flush=True)
+    found = final_scores(model, dls)
     for k, v in found.items(): print(f'  {MEANS[k]}: {v:.4f}' if dls.images else f'  {MEANS[k]}: {1 - v:.4%} error')
     if csv: _append(csv, dict(title=dls.title, model=model.config['name'], params=count_params(model),
                               **{k: v for k, v in model.provenance.items() if not isinstance(v, dict) and k not in ('sha256', 'title', 'benchmark')},
-                              samples=len(dls.images or dls.test.dataset), **{f'test_{k}': v for k, v in found.items()}, date=time.strftime('%Y-%m-%d')))
+                              samples=len(judged_photos(dls) or dls.test.dataset), **{f'test_{k}': v for k, v in found.items()}, date=time.strftime('%Y-%m-%d')))
 
 
 @call_parse
