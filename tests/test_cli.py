@@ -1,5 +1,5 @@
 """The commands as a user runs them, with a tiny model: killed, resumed, refused, reported."""
-import json, os, signal, subprocess, sys, time
+import json, os, re, signal, subprocess, sys, time
 from pathlib import Path
 import pytest, torch
 from PIL import Image
@@ -100,3 +100,10 @@ def test_a_folder_of_pictures(tmp_path):
     assert code == 0, out
     path = tmp_path/'runs'/'colours-harmformer_digits-seed0'
     assert 'colours: 14 to train' in out and (path/'report.html').exists() and load_model(path/'best.safetensors').config['in_channels'] == 3
+
+
+def test_code_of_the_readme(capsys):
+    blocks = re.findall(r'```python\n(.*?)```', (Path(__file__).parent.parent/'README.md').read_text(encoding='utf-8'), re.S)
+    for code in blocks: exec(code, {})
+    said = int(capsys.readouterr().out.split('%')[0])
+    assert len(blocks) == 1 and said >= 90
