@@ -36,7 +36,7 @@ def errors_rgb(prob, mask):
     return torch.stack([said, said & true, true], -1).float().numpy()
 
 
-def _rows(rows, cols, size=1.9):
+def _rows(rows, cols, size=1.35):
     fig, axs = plt.subplots(rows, cols, figsize=(size*cols, size*rows), dpi=80, layout='constrained', squeeze=False)
     plt.close(fig)
     for ax in axs.flat: ax.axis('off')
@@ -52,14 +52,14 @@ def show_maps(models, items, side=256):
         for k, (name, model) in enumerate(models.items()):
             p = segment(model, o['image']).cpu()
             row[2 + 2*k].imshow(p[0].numpy(), cmap='gray', vmin=0, vmax=1); row[3 + 2*k].imshow(errors_rgb(p, o['mask']))
-            if r == 0: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented, blue: missed', fontsize=8)
+            if r == 0: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented\nblue: missed', fontsize=7)
     axs[0, 0].set_title('image', fontsize=8); axs[0, 1].set_title('truth', fontsize=8)
     return fig
 
 
 def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
     "A photograph that turns, and below it every model's map of it."
-    fig, axs = _rows(1 + len(models), len(degrees), 1.5)
+    fig, axs = _rows(1 + len(models), len(degrees))
     image = _middle(item, min(side, *item['image'].shape[1:]))['image']
     inside = disc(*image.shape[1:])
     for col, a in zip(axs.T, degrees):
