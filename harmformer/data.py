@@ -246,9 +246,9 @@ def _picture(path, size=None, colour=True):
     "An image file as PIL image; with `size`, a mask that must have it"
     try:
         with Image.open(path) as im: im.load()
-    except FileNotFoundError as e: raise DataError(f'{path} is missing. Every image needs a mask of its vessels in 1st_manual and of its field of view in mask.') from e
+    except FileNotFoundError as e: raise DataError(f'{path} is missing.' + (' Every image needs a mask of its vessels in 1st_manual and of its field of view in mask.' if size else '')) from e
     except (OSError, SyntaxError, ValueError) as e: raise DataError(f'{path} is truncated or no image ({e}). Put a good copy in its place.') from e
-    if size is None and colour and im.mode != 'RGB': raise DataError(f'{path} is not RGB but of mode {im.mode!r}. Models for DRIVE need colour: put the colour photograph in its place.')
+    if size is None and colour and im.mode != 'RGB': raise DataError(f'{path} is not RGB but of mode {im.mode!r}. The weights need colour: put the colour photograph in its place.')
     if size is not None and im.size != size: raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
     return im
 

@@ -11,6 +11,7 @@ import torch
 from fastcore.script import Param, call_parse
 from PIL import Image
 from harmformer.core import disc, load_model, rotate_image
+from harmformer.data import DataError, _picture, _plane
 from harmformer.train import check_room, reuse_memory
 from harmformer.unet import score_images, segment
 
@@ -73,12 +74,8 @@ def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
 
 def read_picture(path):
     "An RGB picture as (3, h, w) in [0, 1], or an error that names the file."
-    try:
-        with Image.open(path) as im: im.load()
-    except FileNotFoundError: raise SystemExit(f'{path} does not exist.')
-    except (OSError, SyntaxError, ValueError) as e: raise SystemExit(f'{path} is truncated or no picture ({e}).')
-    if im.mode != 'RGB': raise SystemExit(f'{path} is not RGB but of mode {im.mode!r}: the weights need colour photographs.')
-    return torch.from_numpy(np.array(im)).permute(2, 0, 1).float()/255
+    try: return _plane(_picture(path))
+    except DataError as e: raise SystemExit(str(e))
 
 
 def _save(path, array): Image.fromarray((array*255).round().clip(0, 255).astype(np.uint8)).save(path)

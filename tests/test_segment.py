@@ -48,8 +48,8 @@ def test_turned_picture_has_the_turned_map(weights):
 
 @pytest.mark.parametrize('harm, why', [
     (lambda p: Image.new('L', (70, 70)).save(p), "bad.png is not RGB but of mode 'L'"),
-    (lambda p: p.write_bytes(b'no picture'), 'bad.png is truncated or no picture'),
-    (lambda p: None, 'bad.png does not exist'),
+    (lambda p: p.write_bytes(b'no picture'), 'bad.png is truncated or no image'),
+    (lambda p: None, 'bad.png is missing'),
 ])
 def test_bad_pictures_stop_it_before_anything_is_written(weights, photo, tmp_path, harm, why):
     harm(tmp_path/'bad.png')
