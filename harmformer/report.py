@@ -1,6 +1,6 @@
 """The report of a training run, one HTML file with its pictures inside, and the commands that make it."""
 
-__all__ = ['run_report', 'harmformer_train', 'harmformer_eval', 'harmformer_report']
+__all__ = ['run_report', 'read_rows', 'harmformer_train', 'harmformer_eval', 'harmformer_report']
 
 import ast, base64, html, io, json, platform, re, time, warnings
 from pathlib import Path
@@ -243,9 +243,14 @@ def _says(rows, dls):
     return '. '.join(f"{nice(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
 
 
+def read_rows(file):
+    "The rows that `harmformer_eval --csv` wrote. A commit is a name, also where it looks like a number (1061e09)."
+    return pd.read_csv(file, dtype=dict(commit=str), float_precision='round_trip')
+
+
 def _append(file, row):
     "Add a row to a CSV file, which it starts if need be."
-    old = pd.read_csv(file) if Path(file).exists() else pd.DataFrame()
+    old = pd.read_csv(file, dtype=str) if Path(file).exists() else pd.DataFrame()  # as text: old rows stay as they are
     write_whole(file, lambda p: pd.concat([old, pd.DataFrame([row])]).to_csv(p, index=False))
 
 

@@ -4,7 +4,7 @@ import numpy as np, pytest, torch
 from conftest import write_drive
 from PIL import Image
 from harmformer.core import create_model, load_model, rotate_image, save_model
-from harmformer.report import harmformer_eval, harmformer_train
+from harmformer.report import harmformer_eval, harmformer_train, read_rows
 from harmformer.segmentation import harmformer_segment
 from harmformer.unet import segment
 
@@ -68,6 +68,7 @@ def test_training_leaves_a_report_and_eval_a_row(tmp_path, monkeypatch, capsys):
     write_drive(tmp_path, 'training', range(21, 26), (100, 90))
     monkeypatch.setenv('HARMFORMER_DATA', str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr('harmformer.report._commit', lambda: '1061e09')  # a commit that looks like a number: it happened
     harmformer_train('drive', budget=True, size=32, epochs=2, set=TINY)
     path = tmp_path/'runs'/'drive-harmformer_unet-seed0'
     assert (path/'report.html').read_text().count('data:image/png;base64') == 3
@@ -76,5 +77,6 @@ def test_training_leaves_a_report_and_eval_a_row(tmp_path, monkeypatch, capsys):
     assert abs(rows[0]['auc'] - rows[0]['auc_90']) < 1e-4 < abs(rows[1]['auc'] - rows[1]['auc_90'])
     for _ in range(2): harmformer_eval(str(path/'best.safetensors'), csv=str(tmp_path/'rows.csv'))
     first, second = [dict(zip(*[l.split(',') for l in (head, line)])) for head, *lines in [(tmp_path/'rows.csv').read_text().splitlines()] for line in lines]
-    assert first == second and float(first['test_auc']) == rows[0]['auc'] and first['images_seen'] in ('32', '64') and first['seed'] == '0'
+    assert first == second and float(first['test_auc']) == rows[0]['auc'] and first['images_seen'] in ('32', '64') and first['seed'] == '0' and first['commit'] == '1061e09'
+    assert read_rows(tmp_path/'rows.csv').commit.tolist() == ['1061e09']*2
     assert f"area under the ROC curve: {rows[0]['auc']:.4f}" in capsys.readouterr().out
