@@ -1,4 +1,4 @@
-"""What each of the paper's choices is worth on a CPU's budget. Writes nbs/results/ablations.csv, which 25_ablations.ipynb draws.
+"""What each of the paper's choices is worth on a CPU's budget, and each of ours. Writes nbs/results/ablations.csv, which 25_ablations.ipynb draws.
 
     python benchmarks/ablations.py              all variants, two seeds, about an hour on one core
     python benchmarks/ablations.py --only rpe   one of them
@@ -9,56 +9,75 @@ digits. Rows that are in the file already are not computed again: an interrupted
 import csv, subprocess, time
 from pathlib import Path
 import torch
+from fastai.callback.core import Callback
 from fastcore.script import call_parse
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harmformer.core import count_params
 from harmformer.data import benchmark_dls
 from harmformer.train import SMALL, accuracy_on, fit, harmformer_learner
 
 FILE = Path(__file__).resolve().parent.parent/'nbs'/'results'/'ablations.csv'
-SHALLOW = dict(channels=(8, 16), convs=(1, 2), pools=(True, False), depth=5)
-VARIANTS = {  # question, variant: model, arguments
-    ('all', 'Harmformer'): ('harmformer_mnist', SMALL),
-    ('norm', 'of H-Nets'): ('harmformer_mnist', dict(SMALL, norm='hnet')),
-    ('norm', 'layer norm'): ('harmformer_mnist', dict(SMALL, norm='layer')),
-    ('mixing', 'all orders'): ('harmformer_mnist', dict(SMALL, mixing='all')),
-    ('mixing', 'cross values'): ('harmformer_mnist', dict(SMALL, mixing='cross_values')),
-    ('mixing', 'cross keys'): ('harmformer_mnist', dict(SMALL, mixing='cross_keys')),
-    ('mixing', 'cross queries'): ('harmformer_mnist', dict(SMALL, mixing='cross_queries')),
-    ('rpe', 'none'): ('harmformer_mnist', dict(SMALL, rpe=None)),
-    ('phase', 'kept'): ('harmformer_mnist', dict(SMALL, keep_phase=True)),
-    ('stem', 'shallow'): ('harmformer_shallow', SMALL),
-    ('ancestor', 'H-NeXt'): ('hnext_mnist', SMALL),
-    ('ancestor', 'H-Nets'): ('hnet_mnist', {}),
+USUAL = dict(model='harmformer_mnist', bs=16, lr=.004, schedule='onecycle', dropout=0., **SMALL)
+VARIANTS = {  # question, variant: what differs from USUAL
+    ('all', 'Harmformer'): {},
+    # what the paper compares
+    ('norm', 'of H-Nets'): dict(norm='hnet'), ('norm', 'layer norm'): dict(norm='layer'),
+    ('mixing', 'all orders'): dict(mixing='all'), ('mixing', 'cross values'): dict(mixing='cross_values'),
+    ('mixing', 'cross keys'): dict(mixing='cross_keys'), ('mixing', 'cross queries'): dict(mixing='cross_queries'),
+    ('rpe', 'none'): dict(rpe=None), ('stem', 'shallow'): dict(model='harmformer_shallow'),
+    ('ancestor', 'H-NeXt'): dict(model='hnext_mnist'), ('ancestor', 'H-Nets'): dict(model='hnet_mnist'),
+    # what it leaves open
+    ('phase', 'kept'): dict(keep_phase=True),
+    ('layer norm', 'over the map'): dict(layer_norm='map'), ('layer norm', 'ε = 1e-5'): dict(norm_eps=1e-5),
+    ('statistics', 'shared by orders'): dict(stats='shared'), ('mask', 'none'): dict(mask=None), ('mask', 'circle'): dict(mask='circle'),
+    ('dropout', '0.1'): dict(dropout=.1), ('label smoothing', 'none'): dict(label_smoothing=0.),
+    ('rate', '0.002'): dict(lr=.002), ('rate', '0.008'): dict(lr=.008), ('schedule', 'cosine'): dict(schedule='cosine'),
+    ('batch', '32'): dict(bs=32), ('optimizer', 'SGD, rate 0.1'): dict(optimizer='SGD', lr=.1),
+    ('averaging', 'of weights'): dict(average=.99), ('initial weights', 'doubled'): dict(initial=2.), ('initial weights', 'halved'): dict(initial=.5),
 }
 
 
-def train(model, args, seed, size, valid):
+class Average(Callback):
+    "An exponential average of weights and statistics, which takes the place of the model at the end."
+    def __init__(self, decay): self.decay = decay
+    def before_fit(self): self.mean = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay), use_buffers=True)
+    def after_batch(self):
+        if self.training: self.mean.update_parameters(self.model)
+    def after_fit(self): self.model.load_state_dict(self.mean.module.state_dict())
+
+
+def train(changes, seed, size, valid):
     "Train one variant; its row."
-    dls = benchmark_dls('mnist-rot-test', bs=16, seed=seed, size=size, valid=valid, device='cpu')
+    s = {**USUAL, **changes}
+    bs, lr, schedule, average, optimizer, initial = [s.pop(k, None) for k in ('bs', 'lr', 'schedule', 'average', 'optimizer', 'initial')]
+    dls = benchmark_dls('mnist-rot-test', bs=bs, seed=seed, size=size, valid=valid, device='cpu')
     torch.manual_seed(seed)
-    learn = harmformer_learner(dls, model, lr=.004, metrics=[], **{'dropout': 0., **args})
+    learn = harmformer_learner(dls, lr=lr, metrics=[], cbs=[Average(average)] if average else [], **s)
+    if optimizer: learn.opt_func.keywords['opt'] = lambda params, **kw: getattr(torch.optim, optimizer)(params, momentum=.9, **kw)
+    if initial:
+        with torch.no_grad(): [p.mul_(initial) for n, p in learn.model.stem.named_parameters() if n.endswith('weight')]
     start = time.time()
-    with learn.no_bar(), learn.no_logging(): fit(learn, 1, .004, 'onecycle')
+    with learn.no_bar(), learn.no_logging(): fit(learn, 1, lr, schedule)
     seconds = time.time() - start
-    return dict(title=dls.title, model=model, params=count_params(learn.model), seed=seed, epochs=1, images_seen=len(dls.train)*16, seconds=round(seconds),
+    return dict(title=dls.title, model=s['model'], params=count_params(learn.model), seed=seed, epochs=1, images_seen=len(dls.train)*bs, seconds=round(seconds),
                 samples=len(dls.turned.dataset), valid_error=round(1 - accuracy_on(learn.model, dls.valid), 6),
                 valid_turned_error=round(1 - accuracy_on(learn.model, dls.turned), 6))
 
 
 @call_parse
 def main(
-    only:str=None,   # one question: all, norm, mixing, rpe, phase, stem or ancestor
+    only:str=None,  # one question: all, norm, mixing, rpe, stem, ancestor, phase, rate, …
     seeds:int=2,
-    size:int=12_800, # training images
-    valid:int=2000,  # validation images
+    size:int=6400,  # training images
+    valid:int=1000, # validation images
 ):
     "Train every variant on the same budget"
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=FILE.parent, capture_output=True, text=True).stdout.strip()
     rows = list(csv.DictReader(FILE.open())) if FILE.exists() else []
     done = {(r['question'], r['variant'], int(r['seed'])) for r in rows}
-    todo = [(*k, *v, s) for s in range(seeds) for k, v in VARIANTS.items() if only in (None, k[0]) and (*k, s) not in done]
-    for i, (question, variant, model, args, seed) in enumerate(todo, 1):
-        rows.append(dict(question=question, variant=variant, **train(model, args, seed, size, valid), commit=commit, date=time.strftime('%Y-%m-%d')))
+    todo = [(k, v, s) for s in range(seeds) for k, v in VARIANTS.items() if only in (None, k[0]) and (*k, s) not in done]
+    for i, ((question, variant), changes, seed) in enumerate(todo, 1):
+        rows.append(dict(question=question, variant=variant, **train(changes, seed, size, valid), commit=commit, date=time.strftime('%Y-%m-%d')))
         with FILE.open('w', newline='') as f:
             w = csv.DictWriter(f, rows[0], lineterminator='\n'); w.writeheader(); w.writerows(rows)
         print(f"{i}/{len(todo)} {question}: {variant}, seed {seed}: {float(rows[-1]['valid_turned_error']):.2%} error turned, {rows[-1]['seconds']} s", flush=True)

@@ -245,7 +245,7 @@ def _says(rows, dls):
 
 def read_rows(file):
     "The rows that `harmformer_eval --csv` wrote. A commit is a name, also where it looks like a number (1061e09)."
-    return pd.read_csv(file, dtype=dict(commit=str), float_precision='round_trip')
+    return pd.read_csv(file, dtype=dict(commit=str))
 
 
 def _append(file, row):
