@@ -75,7 +75,7 @@ def main(
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=FILE.parent, capture_output=True, text=True).stdout.strip()
     rows = list(csv.DictReader(FILE.open())) if FILE.exists() else []
     done = {(r['question'], r['variant'], int(r['seed'])) for r in rows}
-    todo = [(k, v, s) for s in range(seeds) for k, v in VARIANTS.items() if only in (None, k[0]) and (*k, s) not in done]
+    todo = [(k, v, s) for k, v in VARIANTS.items() for s in range(seeds) if only in (None, k[0]) and (*k, s) not in done]
     for i, ((question, variant), changes, seed) in enumerate(todo, 1):
         rows.append(dict(question=question, variant=variant, **train(changes, seed, size, valid), commit=commit, date=time.strftime('%Y-%m-%d')))
         with FILE.open('w', newline='') as f:
