@@ -1,0 +1,41 @@
+"""Makes the site's two small pictures from the project's own: python3 tools/make_images.py, once, by hand.
+
+nbs/images/favicon.png is a circular harmonic (hue is phase); nbs/images/card.png is what a link to the site shows:
+two frames of nbs/images/turning.gif below the title."""
+from pathlib import Path
+
+import matplotlib, numpy as np
+from matplotlib.colors import hsv_to_rgb
+from PIL import Image, ImageDraw, ImageFont
+
+IMAGES = Path(__file__).parent.parent/'nbs'/'images'
+FONTS = Path(matplotlib.get_data_path())/'fonts'/'ttf'
+
+
+def favicon(size=64):
+    "e^{iθ}, once around a disc that fades at its rim and at its centre."
+    y, x = np.mgrid[1:-1:size*1j, -1:1:size*1j]
+    r, phase = np.hypot(x, y), np.arctan2(y, x)/(2*np.pi) % 1
+    colour = hsv_to_rgb(np.stack([phase, 0.85 + 0*r, 0.95 + 0*r], -1))
+    alpha = np.clip((1 - r)*size/4, 0, 1)*np.clip((r - 0.25)*size/4, 0, 1)
+    return Image.fromarray((255*np.dstack([colour, alpha])).astype(np.uint8))
+
+
+def card(frames=(0, 4)):
+    "1200×630, the shape that open-graph and twitter cards show uncut."
+    out = Image.new('RGB', (1200, 630), '#16181d')
+    draw, font = ImageDraw.Draw(out), lambda name, size: ImageFont.truetype(FONTS/f'{name}.ttf', size)
+    draw.text((60, 28), 'harmformer', 'white', font('DejaVuSans-Bold', 60))
+    draw.text((60, 112), 'A transformer that turns with its image', '#b8c4d6', font('DejaVuSans', 32))
+    gif = Image.open(IMAGES/'turning.gif')
+    for row, frame in enumerate(frames):
+        gif.seek(frame)
+        strip = gif.convert('RGB').crop((5, 18, 475, 109))
+        strip = strip.resize((1080, 209), Image.NEAREST)
+        out.paste(strip, (60, 178 + row*216))
+    return out.quantize(128)  # flat colours: a quarter of the bytes
+
+
+if __name__ == '__main__':
+    favicon().save(IMAGES/'favicon.png', optimize=True)
+    card().save(IMAGES/'card.png', optimize=True)
