@@ -1,0 +1,257 @@
+"""The site as a reader meets it: pages, links, pictures, formulas. Quarto builds the real one; here nbconvert renders the
+notebooks as they are stored, and a browser looks at them where there is one.
+
+Each rule is a function that lists what breaks it; each is also tried on an example that it must catch."""
+import html, json, re, shutil, subprocess, sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import nbformat, pytest, yaml
+from latex2mathml.converter import convert
+from nbconvert import HTMLExporter
+from nbdev.doclinks import _nbpath2html
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT/'tools'))
+from check_site import page_name, problems, raw_tex
+
+# As pandoc finds them: code first, then formulas; one in single dollars touches both and does not run over an empty line.
+CODE_OR_MATH = re.compile(r'(?P<code>(?P<ticks>`+).+?(?P=ticks)|\n\s*\n(?: {4}[^\n]*\n?)+)|\$\$(?P<display>.+?)\$\$'
+                          r'|(?<!\\)\$(?P<inline>(?=\S)(?:(?!\n\s*\n)[^$\\]|\\.)+?(?<=\S))\$(?!\d)', re.S)
+ARITY = dict(mfrac=2, mroot=2, msub=2, msup=2, munder=2, mover=2, msubsup=3, munderover=3)
+
+
+def replace_math(markdown, new):
+    "`markdown` with each formula replaced by new(tex, is_display)."
+    def one(m):
+        if m['code']: return m[0]
+        tex = m['display'] or m['inline']
+        return new(re.sub(r'\n>\s?', '\n', tex), bool(m['display']))  # a formula in a blockquote
+    return CODE_OR_MATH.sub(one, markdown)
+
+
+def prose(markdown): return CODE_OR_MATH.sub(' ', markdown)
+
+
+def mathml(tex, display=False):
+    "The formula as MathML; ValueError if it is not sound. latex2mathml alone forgives braces and unknown commands."
+    braces = re.sub(r'\\.|[^{}]', '', tex)
+    while '{}' in braces: braces = braces.replace('{}', '')
+    if braces: raise ValueError('unbalanced braces')
+    try: out = convert(re.sub(r'\\arg\b', r'\\operatorname{arg}', tex), display='block' if display else 'inline')  # the one that it lacks
+    except Exception as e: raise ValueError(type(e).__name__) from e
+    try: tree = ET.fromstring(out)
+    except ET.ParseError as e: raise ValueError('a misplaced &') from e
+    for e in tree.iter():
+        if (e.text or '').startswith('\\') and len(e.text) > 1: raise ValueError(f'unknown command {e.text}')
+        if len(e) != ARITY.get(name := e.tag.split('}')[-1], len(e)): raise ValueError(f'an argument is missing ({name})')
+    return out
+
+
+def documents(root):
+    "(file, where in it, Markdown) of everything that is written in Markdown."
+    for path in sorted(root.glob('nbs/[!_]*.ipynb')):
+        for i, c in enumerate(json.loads(path.read_text(encoding='utf-8'))['cells']):
+            if c['cell_type'] == 'markdown': yield path, f'{path.name}, cell {i}', ''.join(c['source'])
+            for o in c.get('outputs', []):
+                if text := o.get('data', {}).get('text/markdown'): yield path, f'{path.name}, output of cell {i}', ''.join(text)
+    for path in sorted(root.glob('*.md')): yield path, path.name, path.read_text(encoding='utf-8')
+
+
+def bad_formulas(root):
+    bad = []
+    for _, where, md in documents(root):
+        def check(tex, display):
+            try: mathml(tex, display)
+            except ValueError as e: bad.append(f'{where}: {e}: {tex}')
+            return ''
+        replace_math(md, check)
+        bad += [f'{where}: a formula that does not close? {t}' for t in raw_tex(prose(md))]
+    return bad
+
+
+def slug(heading):
+    "The anchor that Quarto and GitHub make of a heading."
+    return re.sub(r'\s+', '-', re.sub(r'[^\w\s-]', '', heading.lower()).strip())
+
+
+def bad_links(root):
+    "Relative links that lead nowhere, and images without a file or without words for those who do not see them."
+    anchors, bad = {}, []
+    for path, _, md in documents(root): anchors.setdefault(path, set()).update(map(slug, re.findall(r'^#+ (.+)$', md, re.M)))
+    for path, where, md in documents(root):
+        for image, words, to in re.findall(r'(!?)\[([^\]]*)\]\(([^)\s]+)[^)]*\)', prose(md)):
+            if image and not words.strip(): bad.append(f'{where}: no alt text for {to}')
+            if re.match(r'[a-z]+:', to): continue
+            file, _, anchor = to.partition('#')
+            target = (path.parent/file).resolve() if file else path
+            if not target.exists(): bad.append(f'{where}: nothing at {to}')
+            elif anchor and anchor not in anchors.get(target, ()): bad.append(f'{where}: no heading for {to}')
+        bad += [f'{where}: no alt text in {tag}' for tag in re.findall(r'<img [^>]*>', prose(md)) if not re.search(r'alt="[^"]+"', tag)]
+    return bad
+
+
+def bad_config(root):
+    "YAML that does not parse, files that _quarto.yml names and that are not there (nbdev writes nbdev.yml itself)."
+    bad, files = [], [root/'_quarto.yml', root/'nbs'/'sidebar.yml', *root.glob('.github/**/*.y*ml')]
+    for f in files:
+        try: yaml.safe_load(f.read_text(encoding='utf-8'))
+        except yaml.YAMLError as e: bad.append(f'{f.name}: {e}')
+    if bad: return bad
+    q = yaml.safe_load(files[0].read_text(encoding='utf-8'))
+    page, web = q['format']['html'], q['website']
+    named = [web['favicon'], web['open-graph']['image'], web['twitter-card']['image'], page['css'], page['include-after-body'], *q['metadata-files']]
+    return [f'_quarto.yml: no file {n}' for n in named if n != 'nbdev.yml' and not (root/'nbs'/n.lstrip('/')).is_file()]
+
+
+@pytest.mark.parametrize('rule', [bad_formulas, bad_links, bad_config], ids=lambda f: f.__name__)
+def test_rule(rule): assert rule(ROOT) == []
+
+
+@pytest.mark.parametrize('tex', [r'$\frac{a}{b$', r'$a}$', r'$\frac{a}$', r'$\alpah$', r'$a & b$', r'$x^$', r'$\left( a$', r'$a_b_c$',
+                                 r'$$\begin{pmatrix} a$$', r'so $x_1 + y', r'$$ \sum_i x_i', r'then \alpha is', r'\(x\)'])
+def test_bad_formula_is_caught(tmp_path, make_nb, tex):
+    make_nb('00_good', title='# A\n\n> B\n\n    echo $HOME\n\n`$\\no$`, $5 and $6, $\\frac{a}{b}_{\\{c\\}}$\n\n> $$a\n> b$$')
+    assert bad_formulas(tmp_path) == []
+    make_nb('01_bad', title=f'# A\n\n> B\n\nText {tex}')
+    assert len(bad_formulas(tmp_path)) >= 1
+
+
+@pytest.mark.parametrize('link', ['[a](01_gone.ipynb)', '[a](00_good.ipynb#gone)', '[a](#gone)', '![a](gone.png)', '![](a.png)', '<img src="a.png">'])
+def test_bad_link_is_caught(tmp_path, make_nb, link):
+    make_nb('00_good', title='# A\n\n> B\n\n## In between\n\n[a](#in-between) [b](00_good.ipynb#in-between) ![c](a.png) `[d](gone)`')
+    (tmp_path/'nbs'/'a.png').touch()
+    assert bad_links(tmp_path) == []
+    (tmp_path/'README.md').write_text(link.replace('(0', '(nbs/0').replace('(a.png', '(nbs/a.png'))
+    assert len(bad_links(tmp_path)) == 1
+
+
+def test_bad_config_is_caught(tmp_path):
+    (tmp_path/'nbs').mkdir()
+    for f in ('_quarto.yml', 'nbs/sidebar.yml'): shutil.copy(ROOT/f, tmp_path/f)
+    assert len(bad_config(tmp_path)) == 5
+    (tmp_path/'nbs'/'sidebar.yml').write_text('a: [1')
+    assert len(bad_config(tmp_path)) == 1
+
+
+def test_page_names():
+    notebooks = sorted(ROOT.glob('nbs/[!_]*.ipynb'))
+    assert [page_name(p) for p in notebooks] == [_nbpath2html(p).name for p in notebooks]  # as nbdev has it
+    assert len({page_name(p) for p in notebooks}) == len(notebooks)  # 10_data and 20_data would overwrite each other
+
+
+def render(nbs, out):
+    "The notebooks of `nbs` as pages in `out`: formulas as MathML, links and anchors as on the site."
+    exporter = HTMLExporter(template_name='basic', exclude_anchor_links=True)
+    for d in ('images', 'styles.css'):
+        if (nbs/d).is_dir(): shutil.copytree(nbs/d, out/d)
+        elif (nbs/d).exists(): shutil.copy(nbs/d, out/d)
+    for path in sorted(nbs.glob('[!_]*.ipynb')):
+        nb, formulas = nbformat.read(path, as_version=4), []
+        def token(tex, display):
+            try: formulas.append(mathml(tex, display))
+            except ValueError: return f'${tex}$'
+            return f'FORMULA{len(formulas) - 1}END'
+        for c in nb.cells:
+            if c.cell_type == 'markdown': c.source = replace_math(c.source, token)
+        body, _ = exporter.from_notebook_node(nb)
+        body = re.sub(r'FORMULA(\d+)END', lambda m: formulas[int(m[1])], body)
+        body = re.sub(r'(?<=href=")(\w+\.ipynb)', lambda m: page_name(m[1]), body)
+        body = re.sub(r'(<h\d id=")([^"]+)', lambda m: m[1] + slug(html.unescape(m[2])), body)
+        (out/page_name(path)).write_text(f'<!doctype html><meta charset="utf-8"><title>{path.stem}</title>'
+            f'<link rel="stylesheet" href="styles.css"><body><main>{body}</main></body>', encoding='utf-8')
+    return out
+
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory): return render(ROOT/'nbs', tmp_path_factory.mktemp('site'))
+
+
+def test_pages(site): assert problems(site, sorted(ROOT.glob('nbs/[!_]*.ipynb'))) == []
+
+
+BROKEN = {'a missing page': ('', 'one.html: missing, the page of 01_one.ipynb'),
+          'a link': ('<a href="gone.html">x</a>', 'broken link'), 'an anchor': ('<a href="#gone">x</a>', 'no such anchor'),
+          'an anchor elsewhere': ('<a href="./index.html#gone">x</a>', 'no such anchor'),
+          'a link with the whole address': ('<a href="https://host/base/gone.html#x">x</a>', 'broken link'),
+          'an image': ('<img src="gone.png">', 'missing file'), 'a style sheet': ('<link rel="stylesheet" href="gone.css">', 'missing file'),
+          'dollars': ('<p>so $x_<em>1 + y</em>$ is</p>', 'raw TeX'), 'a command': ('<td>\\alpha</td>', 'raw TeX'),
+          'a parenthesis': ('<p>\\(x\\)</p>', 'raw TeX'), 'a traceback': ('<pre>Traceback (most recent call last)</pre>', 'an error'),
+          "Quarto's error": ('<div class="cell-output cell-output-error"></div>', 'an error'),
+          "nbconvert's error": ('<div data-mime-type="application/vnd.jupyter.error"></div>', 'an error')}
+FINE = '''<h2 id="here">x</h2><a href="#here"></a><a href="fine.html#here"></a><a href="."></a><a href="https://host/base/fine.html#method"></a>
+<a href="https://elsewhere/gone"></a><a href="mailto:a@b"></a><a href=""></a><a href="#"></a><img src="data:image/png;base64,x">
+<span class="math inline">\\(\\alpha <span>$x$</span>\\)</span> <code>$x$</code> <script>"$x$"</script> $5 and $6'''
+
+
+@pytest.mark.parametrize('fault', BROKEN)
+def test_broken_page_is_caught(tmp_path, fault):
+    for name in ('index', 'fine'): (tmp_path/f'{name}.html').write_text(FINE)
+    assert problems(tmp_path, ['index.ipynb', '00_fine.ipynb'], 'https://host/base') == []
+    body, complaint = BROKEN[fault]
+    (tmp_path/'index.html').write_text(FINE + body)
+    found = problems(tmp_path, ['index.ipynb', '01_one.ipynb'] if not body else ['index.ipynb'], 'https://host/base')
+    assert len(found) >= 1 and all(complaint in f for f in found)
+
+
+def test_checker_as_a_command(tmp_path):
+    r = subprocess.run([sys.executable, ROOT/'tools'/'check_site.py', tmp_path], capture_output=True, text=True)
+    assert r.returncode == 1 and 'fields.html: missing' in r.stdout
+
+
+@pytest.fixture(scope='module')
+def browser(tmp_path_factory):
+    "A function that opens a page and returns it as it is once its scripts have run."
+    def opener(chrome):
+        def open_page(path):
+            flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--allow-file-access-from-files',
+                     f"--user-data-dir={tmp_path_factory.mktemp('browser')}", '--virtual-time-budget=20000', '--dump-dom']
+            return subprocess.run([chrome, *flags, path.as_uri()], capture_output=True, text=True, timeout=120).stdout
+        return open_page
+    names = ('google-chrome', 'google-chrome-stable', 'chromium', 'chromium-browser', 'chrome')
+    page = tmp_path_factory.mktemp('page')/'a.html'
+    page.write_text('<p id="a"></p><script>a.textContent = 6*7</script>')
+    for chrome in filter(None, map(shutil.which, names)):
+        if '>42<' in opener(chrome)(page): return opener(chrome)  # one in a sandbox may not reach the temporary folder
+    pytest.skip(f"no browser: none of {', '.join(names)} is installed and opens a page of the temporary folder")
+
+
+LOOK = '''<!doctype html><meta charset="utf-8">%s<pre id="seen"></pre><script>
+onload = () => seen.textContent = JSON.stringify([...document.querySelectorAll('iframe')].map(frame => {
+  const doc = frame.contentDocument, broken = [...doc.images].filter(i => !i.naturalWidth).map(i => i.getAttribute('src').slice(0, 80))
+  const text = doc.body.innerText
+  doc.querySelectorAll('pre, code, math').forEach(e => e.remove())
+  return {page: frame.getAttribute('src'), broken, text, prose: doc.body.innerText}
+}))</script>'''
+
+
+def seen_problems(browser, folder):
+    "What a reader of the pages in `folder` would see broken."
+    pages = sorted(p.name for p in folder.glob('*.html'))
+    (folder/'look.htm').write_text(LOOK % ''.join(f'<iframe src="{p}" width="1000" height="800"></iframe>' for p in pages))
+    dom = browser(folder/'look.htm')
+    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom, re.S)[1]))
+    assert [s['page'] for s in seen] == pages and all(s['text'].strip() for s in seen)
+    return [f"{s['page']}: {what}" for s in seen for what in (
+        [f'broken image {b}' for b in s['broken']] + [f'raw TeX {t}' for t in raw_tex(s['prose'])]
+        + ['a traceback']*('Traceback (most recent call last)' in s['text']))]
+
+
+def test_in_browser(site, browser): assert seen_problems(browser, site) == []
+
+
+def test_browser_sees_what_is_broken(tmp_path, browser):
+    (tmp_path/'a.png').write_text('not a picture')
+    (tmp_path/'a.html').write_text('<p>Fine <code>\\alpha</code> <math><mi>x</mi></math></p>')
+    (tmp_path/'b.html').write_text('<img src="a.png"><p>$x_1$</p><pre>Traceback (most recent call last)</pre>')
+    assert seen_problems(browser, tmp_path) == ['b.html: broken image a.png', 'b.html: raw TeX $x_1$', 'b.html: a traceback']
+
+
+def test_colab_link(tmp_path, browser):
+    "The script that the site includes, on what Quarto writes: the link opens the very notebook."
+    source = 'https://github.com/harmformer/harmformer/blob/main/nbs/00_fields.ipynb'
+    (tmp_path/'a.html').write_text((ROOT/'nbs'/'colab.html').read_text() + '<div class="toc-actions"><ul>'
+        f'<li><a class="toc-action" href="{source}">View source</a></li><li><a href="https://github.dev/x/blob/y.ipynb">Edit</a></li></ul></div>')
+    dom = browser(tmp_path/'a.html')
+    assert re.findall(r'href="(https://colab[^"]+)', dom) == ['https://colab.research.google.com/github/' + source[len('https://github.com/'):]]
+    assert '%pip install -q ./harmformer' in dom

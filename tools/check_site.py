@@ -1,0 +1,102 @@
+"""Lists what is broken in a folder of rendered pages, and fails if anything is.
+
+    python3 tools/check_site.py _docs
+
+Pages that are missing (one is expected for each notebook), links to files or anchors that do not exist, missing images,
+style sheets and scripts, TeX that no reader should see, tracebacks. Links to other sites are not followed; those to the
+address in settings.ini are the site's own. The standard library is enough."""
+import re, sys
+from configparser import ConfigParser
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+# A formula in dollars, a dollar that opens one, \command, \( \) \[ \]. Prices such as $5 pass.
+RAW_TEX = re.compile(r'\$[^\s$](?:[^$\n]*[^\s$])?\$(?!\d)|\$[^\s\d]|\\[a-zA-Z]+|\\[()\[\]]')
+CODE = {'pre', 'code', 'script', 'style', 'math', 'svg', 'textarea'}
+INLINE = {'a', 'b', 'em', 'i', 'mark', 'small', 'span', 'strong', 'sub', 'sup'}
+VOID = {'area', 'base', 'br', 'col', 'embed', 'hr', 'img', 'input', 'link', 'meta', 'source', 'track', 'wbr'}
+
+
+def raw_tex(text):
+    "Each piece of TeX in `text`, with a little of what follows."
+    return [' '.join(text[m.start():m.end() + 20].split()) for m in RAW_TEX.finditer(text)]
+
+
+def page_name(notebook):
+    "What nbdev calls the page of a notebook: 00_fields.ipynb -> fields.html"
+    return re.sub(r'^\d+[a-zA-Z0-9]*_', '', Path(notebook).stem.lower()) + '.html'
+
+
+class Page(HTMLParser):
+    "The anchors, links and files that a page names; its prose, without code and formulas; all of its text."
+    def __init__(self, html):
+        super().__init__()
+        self.ids, self.links, self.files, self.errors = {'', 'top'}, [], [], 0
+        self.prose, self.text, self.hidden, self.open = [], [], None, 0  # hidden: the tag of code or of a formula that we are in
+        self.feed(html)
+        self.close()
+        self.prose, self.text = ''.join(self.prose), ''.join(self.text)
+
+    def handle_starttag(self, tag, attrs):
+        a = {k: v or '' for k, v in attrs}
+        classes = a.get('class', '').split()
+        self.ids |= {a[k] for k in ('id', 'name') if k in a}
+        if tag == 'a' and a.get('href'): self.links.append(a['href'])
+        if tag == 'link' and a.get('href'): self.files.append(a['href'])
+        if 'src' in a: self.files.append(a['src'])
+        self.errors += 'cell-output-error' in classes or a.get('data-mime-type', '').endswith('jupyter.error')
+        if tag in VOID: return
+        if self.hidden == tag: self.open += 1
+        elif not self.hidden and (tag in CODE or 'math' in classes): self.hidden, self.open = tag, 1
+        elif tag not in INLINE: self.prose.append('\n')
+
+    def handle_endtag(self, tag):
+        if tag == self.hidden:
+            self.open -= 1
+            if not self.open: self.hidden = None
+        elif tag not in INLINE: self.prose.append('\n')
+
+    def handle_data(self, data):
+        if self.hidden not in ('script', 'style'): self.text.append(data)
+        if not self.hidden: self.prose.append(data)
+
+
+def problems(site, notebooks=(), base=None):
+    "What is broken in the folder `site`, as a list of sentences."
+    site = Path(site).resolve()
+    pages = {p: Page(p.read_text(encoding='utf-8')) for p in sorted(site.rglob('*.html')) if 'site_libs' not in p.parts}
+    bad = [f'{page_name(nb)}: missing, the page of {Path(nb).name}' for nb in notebooks if site/page_name(nb) not in pages]
+
+    def find(page, address):
+        "(file, anchor) that `address` leads to on this site; None for another site."
+        own = bool(base) and (address + '/').startswith(base.rstrip('/') + '/')
+        if own: address = '/' + address[len(base.rstrip('/')):].lstrip('/')
+        url = urlsplit(address)
+        if url.scheme or url.netloc: return None
+        path = unquote(url.path)
+        file = page if not path else site/path.lstrip('/') if path[0] == '/' else (page.parent/path).resolve()
+        # nbdev's own links, with the whole address, go to every exported name: also to methods that have no heading
+        return file/'index.html' if file.is_dir() else file, '' if own else unquote(url.fragment)
+
+    for path, page in pages.items():
+        name = path.relative_to(site).as_posix()
+        for address in dict.fromkeys(page.links):
+            if not (found := find(path, address)): continue
+            file, anchor = found
+            if not file.is_file(): bad.append(f'{name}: broken link {address}')
+            elif file in pages and anchor not in pages[file].ids: bad.append(f'{name}: no such anchor {address}')
+        for address in dict.fromkeys(page.files):
+            if (found := find(path, address)) and not found[0].is_file(): bad.append(f'{name}: missing file {address[:80]!r}')
+        bad += [f'{name}: raw TeX {t!r}' for t in raw_tex(page.prose)]
+        if page.errors or 'Traceback (most recent call last)' in page.text: bad.append(f'{name}: an error among the outputs')
+    return bad
+
+
+if __name__ == '__main__':
+    if len(sys.argv) != 2: sys.exit(__doc__)
+    root, ini = Path(__file__).parent.parent, ConfigParser(delimiters=['='])
+    ini.read(root/'settings.ini', encoding='utf-8')
+    bad = problems(sys.argv[1], sorted(root.glob('nbs/[!_]*.ipynb')), ini['DEFAULT']['doc_host'] + ini['DEFAULT']['doc_baseurl'])
+    print(*bad, f'{len(bad)} problems', sep='\n')
+    sys.exit(len(bad) > 0)
