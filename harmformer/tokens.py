@@ -5,21 +5,21 @@
 # %% auto #0
 __all__ = ['to_tokens', 'to_field', 'check_tokens', 'HLinear', 'as_reals', 'as_complex', 'HLayerNorm']
 
-# %% ../nbs/05_tokens.ipynb #4bf9c7a4
+# %% ../nbs/05_tokens.ipynb #0cf1f9d1
 import math, torch
 from torch import nn
 from einops import rearrange
 from torch.autograd.function import once_differentiable
 from .fields import as_orders
 
-# %% ../nbs/05_tokens.ipynb #65b49996
+# %% ../nbs/05_tokens.ipynb #9d02d5e7
 def to_tokens(
     z:torch.Tensor,  # (b, m, c, h, w)
 )->torch.Tensor:     # (b, m, h·w, c)
     "Every pixel of a field as a token (S2), row by row"
     return rearrange(z, 'b m c h w -> b m (h w) c')
 
-# %% ../nbs/05_tokens.ipynb #b0b1c380
+# %% ../nbs/05_tokens.ipynb #05643ce8
 def to_field(
     t:torch.Tensor,  # (b, m, h·w, c)
     h:int, w:int,    # the grid they came from
@@ -28,7 +28,7 @@ def to_field(
     if t.shape[2] != h*w: raise ValueError(f'{t.shape[2]} tokens do not fill a grid of {h}×{w}')
     return rearrange(t, 'b m (h w) c -> b m c h w', h=h)
 
-# %% ../nbs/05_tokens.ipynb #bb15c411
+# %% ../nbs/05_tokens.ipynb #07b99e84
 def check_tokens(t, orders, channels:int)->tuple:
     "`orders` as a tuple, or an error that says why `t` holds no tokens of these orders and so many channels"
     orders = as_orders(orders)
@@ -37,33 +37,36 @@ def check_tokens(t, orders, channels:int)->tuple:
     if t.shape[3] != channels: raise ValueError(f'{channels} channels expected, got {t.shape[3]} in {tuple(t.shape)}')
     return orders
 
-# %% ../nbs/05_tokens.ipynb #7965c8a3
+# %% ../nbs/05_tokens.ipynb #fafe478d
 class HLinear(nn.Module):
     "Lemma 5.2: one complex matrix for each order, no bias"
-    def __init__(self, in_features:int, out_features:int, orders=(-1,0,1)):
+    def __init__(self,
+        in_features:int, out_features:int, # channels of a token, before and after
+        orders=(-1,0,1),                   # of the streams, a matrix for each
+    ):
         super().__init__()
         self.in_features, self.out_features, self.orders = in_features, out_features, as_orders(orders)
         w = torch.randn(len(self.orders), in_features, out_features, 2)
         self.weight = nn.Parameter(w / (2*in_features)**.5)
 
-    def forward(self, x):                                                  # (b, m, n, in)
+    def forward(self, x:torch.Tensor)->torch.Tensor: # (b, m, n, in) → (b, m, n, out)
         check_tokens(x, self.orders, self.in_features)
         if x.real.dtype != self.weight.dtype: raise ValueError(f'{x.dtype} tokens, but {self.weight.dtype} weights')
-        return x @ torch.view_as_complex(self.weight)                      # (b, m, n, out)
+        return x @ torch.view_as_complex(self.weight)
 
     def extra_repr(self): return f'{self.in_features}, {self.out_features}, orders={self.orders}'
 
-# %% ../nbs/05_tokens.ipynb #36649f4d
+# %% ../nbs/05_tokens.ipynb #660cd59c
 def as_reals(z): # complex (..., c) → real (..., 2c)
     "Complex numbers as pairs re, im side by side; a view where memory allows"
     return torch.view_as_real(z.resolve_conj()).flatten(-2)
 
-# %% ../nbs/05_tokens.ipynb #c4210ade
+# %% ../nbs/05_tokens.ipynb #01bad569
 def as_complex(v): # real (..., 2c) → complex (..., c)
     "The inverse of `as_reals`"
     return torch.view_as_complex(v.unflatten(-1, (-1, 2)))
 
-# %% ../nbs/05_tokens.ipynb #1d995e14
+# %% ../nbs/05_tokens.ipynb #881676f8
 class _LayerNorm(torch.autograd.Function):
     "gain·(z−μ)/(σ+ε), μ and σ over the axes `dims`"
     @staticmethod
@@ -86,7 +89,7 @@ class _LayerNorm(torch.autograd.Function):
         dgain = (gv*r).sum((0, 1, 2)).view(-1, 2).sum(1)
         return dz - dz.mean(dims, keepdim=True), dgain, None, None
 
-# %% ../nbs/05_tokens.ipynb #030409fe
+# %% ../nbs/05_tokens.ipynb #d6ee42bc
 class HLayerNorm(nn.Module):
     "Lemma 5.3, with one real gain per channel"
     def __init__(self,
