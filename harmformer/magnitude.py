@@ -6,20 +6,20 @@
 __all__ = ['planes', 'magnitude', 'all_sum', 'crelu', 'CReLU', 'HNormAct', 'CBatchNorm', 'BatchStandardize', 'standardize',
            'HDropout']
 
-# %% ../nbs/03_magnitude.ipynb #f5c7d277
+# %% ../nbs/03_magnitude.ipynb #b21b2afa
 import math, torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 
-# %% ../nbs/03_magnitude.ipynb #bb209395
+# %% ../nbs/03_magnitude.ipynb #9217b575
 def planes(z:torch.Tensor)->tuple: # (re, im)
     "Real and imaginary part of a complex tensor: contiguous copies"
     v = torch.view_as_real(z.resolve_conj()).movedim(-1, 0).clone(memory_format=torch.contiguous_format)
     return v[0], v[1]
 
-# %% ../nbs/03_magnitude.ipynb #bafac144
+# %% ../nbs/03_magnitude.ipynb #3ce2a7fe
 def _polar(z, eps):
     "The two planes of z/X, then X = √(|z|² + ε) and 1/X"
     re, im = planes(z)
@@ -27,7 +27,7 @@ def _polar(z, eps):
     r = X.rsqrt()
     return re.mul_(r), im.mul_(r), X.mul_(r), r
 
-# %% ../nbs/03_magnitude.ipynb #02e3b60e
+# %% ../nbs/03_magnitude.ipynb #49ba9dac
 class _Magnitude(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, eps):
@@ -39,12 +39,12 @@ class _Magnitude(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g): return torch.complex(*[o*g for o in ctx.saved_tensors]), None    # ∂X/∂z = z/X
 
-# %% ../nbs/03_magnitude.ipynb #0fd41845
+# %% ../nbs/03_magnitude.ipynb #27e80d8c
 def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, shape of `z`
     "√(|z|² + ε): the magnitude, with a gradient that is 0 at 0"
     return _Magnitude.apply(z, eps)
 
-# %% ../nbs/03_magnitude.ipynb #f7f25706
+# %% ../nbs/03_magnitude.ipynb #971c93da
 class _AllSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -55,19 +55,19 @@ class _AllSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g): return _AllSum.apply(g)      # everybody's loss depends on everybody's x
 
-# %% ../nbs/03_magnitude.ipynb #1d7761ad
+# %% ../nbs/03_magnitude.ipynb #9eff0689
 def _together(): return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 def all_sum(x:torch.Tensor)->torch.Tensor: # as `x`
     "The sum of `x` over all processes that train together; with one process `x` itself"
     return _AllSum.apply(x) if _together() else x
 
-# %% ../nbs/03_magnitude.ipynb #dab3dec4
+# %% ../nbs/03_magnitude.ipynb #dd09b918
 def _tiles(a):
     "Slices that share no entry of `a`: one for each order that has entries of its own"
     return [(slice(None), slice(i, i+1)) for i in range(a.shape[1])] if a.ndim > 1 and a.shape[1] > 1 else [()]
 
-# %% ../nbs/03_magnitude.ipynb #2b0b4728
+# %% ../nbs/03_magnitude.ipynb #8df9e570
 def _rescale(z, a, b, mask, n, low, eps, out):
     "One tile of `_Rescale`, written to `out`: μ, 1/σ, and what the gradient needs"
     (re, im, X, r), mean, inv = _polar(z, eps), torch.zeros_like(a), torch.ones_like(a)
@@ -80,7 +80,7 @@ def _rescale(z, a, b, mask, n, low, eps, out):
     torch.complex(re*y, im*y, out=out)
     return mean, inv, [re, im, X, y.mul_(r)]
 
-# %% ../nbs/03_magnitude.ipynb #6eb8f4c9
+# %% ../nbs/03_magnitude.ipynb #edb40e90
 def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     "The gradients of one tile of `_Rescale`: real part, imaginary part, a and b"
     gX = (gre*re).addcmul_(gim, im)
@@ -95,7 +95,7 @@ def _rescale_grad(gre, gim, re, im, X, s, a, mean, inv, mask, ctx):
     gy.mul_(a*inv).sub_(gX.mul_(s))
     return gre.mul_(s).addcmul_(re, gy), gim.mul_(s).addcmul_(im, gy), ga, gb
 
-# %% ../nbs/03_magnitude.ipynb #979c10e7
+# %% ../nbs/03_magnitude.ipynb #bacf91d4
 class _Rescale(torch.autograd.Function):
     "max(low, a·X̂ + b) z/X, where X̂ is X, or, if `n` is not 0, X standardised over its `n` values for each entry of `a`"
     @staticmethod
@@ -119,7 +119,7 @@ class _Rescale(torch.autograd.Function):
             torch.complex(*d, out=dz[t])
         return dz, da, db, None, None, None, None
 
-# %% ../nbs/03_magnitude.ipynb #95fa3a4c
+# %% ../nbs/03_magnitude.ipynb #01c96b87
 def crelu(
     z:torch.Tensor, # complex
     b,              # real, broadcasts to `z`
@@ -132,7 +132,7 @@ def crelu(
     a, b = torch.broadcast_tensors(*[o[(None,)*(z.ndim-o.ndim)] for o in (a, b)])
     return _Rescale.apply(z, a, b, mask, 0, 0., eps)[0]
 
-# %% ../nbs/03_magnitude.ipynb #98c19143
+# %% ../nbs/03_magnitude.ipynb #89321c90
 def _spread(p, ndim, dim):
     "Parameters (c,) or (m, c) with axes of length 1 for everything but order (axis 1) and channel (axis `dim`)"
     shape = [1]*ndim
@@ -140,7 +140,7 @@ def _spread(p, ndim, dim):
     if p.ndim == 2: shape[1] = p.shape[0]
     return p.reshape(shape)
 
-# %% ../nbs/03_magnitude.ipynb #14dff457
+# %% ../nbs/03_magnitude.ipynb #495d5003
 class CReLU(nn.Module):
     "ℂ-ReLU with learned parameters per channel, or per order and channel"
     def __init__(self,
@@ -161,13 +161,13 @@ class CReLU(nn.Module):
 
     def extra_repr(self): return f'{tuple(self.b.shape)}, dim={self.dim}, scale={self.a is not None}'
 
-# %% ../nbs/03_magnitude.ipynb #947decdf
+# %% ../nbs/03_magnitude.ipynb #3ccabc5c
 def _count(z, stats):
     "How many values of `z`, in all processes, there are for each entry of `stats`"
     n = z.numel()//stats.numel()
     return int(all_sum(torch.tensor(n, device=z.device))) if _together() else n
 
-# %% ../nbs/03_magnitude.ipynb #79aed917
+# %% ../nbs/03_magnitude.ipynb #49501151
 class _MagnitudeNorm(nn.Module):
     "Batch norm of magnitudes, cut off below `low`"
     low = 0.
@@ -209,16 +209,16 @@ class _MagnitudeNorm(nn.Module):
 
     def extra_repr(self): return f'{self.channels}, orders={self.orders}, stats={self.stats!r}'
 
-# %% ../nbs/03_magnitude.ipynb #49743445
+# %% ../nbs/03_magnitude.ipynb #776247eb
 class HNormAct(_MagnitudeNorm):
     "HBatchNorm + ℂ-ReLU (Def. A.4), fused"
 
-# %% ../nbs/03_magnitude.ipynb #f91c1b3c
+# %% ../nbs/03_magnitude.ipynb #6713945d
 class CBatchNorm(_MagnitudeNorm):
     "ℂ-BN of H-Nets (Def. A.3), whose γ and β are called a and b here; magnitudes may become negative"
     low = -math.inf
 
-# %% ../nbs/03_magnitude.ipynb #4ca80d25
+# %% ../nbs/03_magnitude.ipynb #78f04025
 class BatchStandardize(nn.BatchNorm1d):
     "Batch norm without parameters, of features (b, c), over the batches of all processes"
     def __init__(self, channels:int): super().__init__(channels, affine=False)
@@ -234,7 +234,7 @@ class BatchStandardize(nn.BatchNorm1d):
             self.running_var.lerp_(var * n/max(n-1, 1), self.momentum)
         return (x-mean) * (var + self.eps).rsqrt()
 
-# %% ../nbs/03_magnitude.ipynb #a1ce8d6c
+# %% ../nbs/03_magnitude.ipynb #0cd645b1
 def standardize(
     z:torch.Tensor, # complex
     dims,           # the axes to standardise over
@@ -247,14 +247,14 @@ def standardize(
     var = 2*v.square().mean([*dims, -1], keepdim=True)     # two real numbers make a complex one
     return torch.view_as_complex(v / (var.clamp(min=torch.finfo(v.dtype).tiny).sqrt() + eps))
 
-# %% ../nbs/03_magnitude.ipynb #43df51fc
+# %% ../nbs/03_magnitude.ipynb #26149c9d
 def _keep(shape, p, device):
     "A boolean mask, true with probability 1-p, from 16 random bits for each element"
     n = math.prod(shape)
     bits = torch.empty(-(-n//4), dtype=torch.int64, device=device).random_(-2**63, None).view(torch.int16)
     return bits[:n].view(shape) >= round(p*2**16) - 2**15
 
-# %% ../nbs/03_magnitude.ipynb #d7da0e14
+# %% ../nbs/03_magnitude.ipynb #cb790cf4
 class HDropout(nn.Module):
     "Dropout with one mask for the real and the imaginary part"
     def __init__(self,
