@@ -6,7 +6,7 @@
 __all__ = ['NORMS', 'HSkip', 'avg_pool', 'upscale', 'radial_mask', 'HNetNorm', 'HLayerAct', 'HConvBlock', 'HStem',
            'check_stem_input']
 
-# %% ../nbs/04_stem.ipynb #f6437b3f
+# %% ../nbs/04_stem.ipynb #7f61067c
 import math, torch
 import torch.nn.functional as F
 from functools import lru_cache
@@ -16,10 +16,13 @@ from .fields import as_orders, disc, pixel_grid
 from .conv import HConv2d
 from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
 
-# %% ../nbs/04_stem.ipynb #948647ba
+# %% ../nbs/04_stem.ipynb #ff4f89d3
 class HSkip(nn.Module):
     "The way around a convolution: the identity, or a complex matrix for each order where the number of channels changes"
-    def __init__(self, in_channels:int, out_channels:int, orders=(-1,0,1)):
+    def __init__(self,
+        in_channels:int, out_channels:int, # per stream
+        orders=(-1,0,1),                   # of the streams
+    ):
         super().__init__()
         self.in_channels, self.out_channels, m = in_channels, out_channels, len(as_orders(orders))
         self.weight = None if in_channels == out_channels else nn.Parameter(torch.empty(m, out_channels, in_channels, 2))
@@ -31,7 +34,7 @@ class HSkip(nn.Module):
 
     def extra_repr(self): return 'identity' if self.weight is None else f'{self.in_channels}, {self.out_channels}'
 
-# %% ../nbs/04_stem.ipynb #1c4fa1ae
+# %% ../nbs/04_stem.ipynb #7e64be09
 class _AvgPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z):
@@ -46,13 +49,13 @@ class _AvgPool(torch.autograd.Function):
         g = (g*.25)[..., None].expand(*b, h, w, 2).reshape(*b, h, 1, 2*w)   # first along the rows, then whole rows
         return g.expand(*b, h, 2, 2*w).reshape(*b, 2*h, 2*w)
 
-# %% ../nbs/04_stem.ipynb #e708505c
+# %% ../nbs/04_stem.ipynb #b4967ad9
 def avg_pool(z:torch.Tensor)->torch.Tensor: # (..., h, w), real or complex → (..., h/2, w/2)
     "Mean of every 2×2 pixels"
     if z.shape[-2] % 2 or z.shape[-1] % 2: raise ValueError(f'only even sizes can be halved, got {z.shape[-2]}×{z.shape[-1]} pixels')
     return _AvgPool.apply(z)
 
-# %% ../nbs/04_stem.ipynb #284dbd88
+# %% ../nbs/04_stem.ipynb #d425e450
 def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w), real or complex → (..., factor·h, factor·w)
     "Bilinear enlargement of images or fields"
     if factor == 1: return x
@@ -60,7 +63,7 @@ def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w), real or 
     y = F.interpolate(x.reshape(-1, 1, *x.shape[-2:]), scale_factor=factor, mode='bilinear', align_corners=False)
     return y.view(*x.shape[:-2], *y.shape[-2:])
 
-# %% ../nbs/04_stem.ipynb #c8b0591d
+# %% ../nbs/04_stem.ipynb #b7963d7c
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def radial_mask(
@@ -76,12 +79,12 @@ def radial_mask(
     r = (x**2 + y**2).sqrt() * 2/min(h, w)
     return (.5 + .5*torch.cos(math.pi*(4*r - 3).clamp(0, 1))).to(dtype)
 
-# %% ../nbs/04_stem.ipynb #df5a1f5b
+# %% ../nbs/04_stem.ipynb #3ff36225
 def _mask_of(z, kind):
     "The mask for `z`, in its precision and on its device"
     return radial_mask(*z.shape[-2:], kind, z.real.dtype, z.device)
 
-# %% ../nbs/04_stem.ipynb #a8146631
+# %% ../nbs/04_stem.ipynb #00e59bbe
 class HNetNorm(nn.Module):
     "ℂ-BN, then ℂ-ReLU_b (Def. A.3 and A.1), as in H-Nets"
     def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
@@ -90,7 +93,7 @@ class HNetNorm(nn.Module):
 
     def forward(self, z, mask=None): return self.act(self.norm(z), mask)
 
-# %% ../nbs/04_stem.ipynb #dee6df75
+# %% ../nbs/04_stem.ipynb #b5c3d690
 class HLayerAct(nn.Module):
     "Every order of a sample standardised over its map (Lemma 5.3), then ℂ-ReLU_{a,b}: a is the layer norm's gain"
     def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
@@ -99,10 +102,10 @@ class HLayerAct(nn.Module):
 
     def forward(self, z, mask=None): return self.act(standardize(z, (2, 3, 4)), mask)
 
-# %% ../nbs/04_stem.ipynb #20355d2b
+# %% ../nbs/04_stem.ipynb #a7e7d895
 NORMS = dict(fused=HNormAct, hnet=HNetNorm, layer=HLayerAct)
 
-# %% ../nbs/04_stem.ipynb #d30810e4
+# %% ../nbs/04_stem.ipynb #83e4eb9c
 class HConvBlock(nn.Module):
     "Harmonic convolutions, each followed by a norm-activation and a residual connection (Fig. 3b)"
     def __init__(self,
@@ -135,14 +138,14 @@ class HConvBlock(nn.Module):
             x = y if i < lifts else y + self.skips[i-lifts](x)
         return x
 
-# %% ../nbs/04_stem.ipynb #339cf819
+# %% ../nbs/04_stem.ipynb #83dcc2b8
 def _each(v, n, name):
     "`v` for each of `n` blocks"
     v = tuple(v) if isinstance(v, (tuple, list)) else (v,)*n
     if len(v) != n: raise ValueError(f'{name} has {len(v)} entries for {n} blocks')
     return v
 
-# %% ../nbs/04_stem.ipynb #0a0fe0fd
+# %% ../nbs/04_stem.ipynb #ab815462
 class HStem(nn.Module):
     "S1: enlarge, mask, then blocks of convolutions, each followed by 2×2 average pooling"
     def __init__(self,
@@ -179,7 +182,7 @@ class HStem(nn.Module):
 
     def extra_repr(self): return f'upscale={self.upscale}, mask={self.mask!r}, pools={self.pools}'
 
-# %% ../nbs/04_stem.ipynb #50fca053
+# %% ../nbs/04_stem.ipynb #0fbd7719
 def check_stem_input(stem, x):
     "Say what is wrong with the images `x`, if anything is, before any work is done"
     if x.ndim != 4 or x.is_complex(): raise ValueError(f'the stem takes real images (b, {stem.in_channels}, h, w), got {x.dtype} {tuple(x.shape)}')
