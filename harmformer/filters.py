@@ -6,22 +6,22 @@
 __all__ = ['ring_sigma', 'ring_radii', 'gaussian_rings', 'circular_harmonic', 'harmonic_basis', 'harmonic_filter', 'max_order',
            'check_grid']
 
-# %% ../nbs/01_filters.ipynb #39cf7906
+# %% ../nbs/01_filters.ipynb #cb3da00b
 import math, torch
 from .fields import as_orders, pixel_grid
 
-# %% ../nbs/01_filters.ipynb #acc6e855
+# %% ../nbs/01_filters.ipynb #daae9a00
 def ring_sigma(kernel_size:int, rings:int)->float:
     "Width of a Gaussian ring, in pixels"
     return (kernel_size//2) / (2*rings)
 
-# %% ../nbs/01_filters.ipynb #5ee3051d
+# %% ../nbs/01_filters.ipynb #0b2d7743
 def ring_radii(kernel_size:int, rings:int, m:int)->torch.Tensor: # (rings,)
     "Radii in pixels: from 0 for m = 0, from 1 for |m| ≤ 2, then from |m|-1, up to two widths inside the border"
     first = max(1, abs(m)-1) if m else 0
     return torch.linspace(first, kernel_size//2 - 2*ring_sigma(kernel_size, rings), rings, dtype=torch.float64)
 
-# %% ../nbs/01_filters.ipynb #fc00d912
+# %% ../nbs/01_filters.ipynb #13d6fac7
 def gaussian_rings(kernel_size:int, radii:torch.Tensor, sigma:float)->torch.Tensor: # (rings, k, k), real
     "Gaussian rings about the middle, within a disc whose last pixel fades"
     x, y = pixel_grid(kernel_size, kernel_size)
@@ -29,14 +29,14 @@ def gaussian_rings(kernel_size:int, radii:torch.Tensor, sigma:float)->torch.Tens
     window = (kernel_size//2 + 1 - r).clamp(0, 1)
     return torch.exp(-((r - radii[:, None, None])/sigma)**2/2) * window
 
-# %% ../nbs/01_filters.ipynb #d304f15d
+# %% ../nbs/01_filters.ipynb #f3a7a033
 def circular_harmonic(kernel_size:int, m:int)->torch.Tensor: # (k, k), complex
     "e^{imθ} on the grid; in the middle, which has no angle, 0 unless m = 0"
     z = torch.complex(*pixel_grid(kernel_size, kernel_size))
     unit = z / z.abs().clamp(min=0.5)
     return math.prod([unit if m > 0 else unit.conj()]*abs(m), start=torch.ones_like(z))
 
-# %% ../nbs/01_filters.ipynb #57e085ed
+# %% ../nbs/01_filters.ipynb #2d6c7a1c
 def harmonic_basis(
     kernel_size:int, # odd
     rings:int,       # Gaussian rings
@@ -47,7 +47,7 @@ def harmonic_basis(
     ring = gaussian_rings(kernel_size, ring_radii(kernel_size, rings, m), ring_sigma(kernel_size, rings))
     return (ring * circular_harmonic(kernel_size, m)).to(dtype)
 
-# %% ../nbs/01_filters.ipynb #db15f4f4
+# %% ../nbs/01_filters.ipynb #6f3f5864
 def harmonic_filter(
     weights:torch.Tensor,  # (..., rings), real: the radial function R
     beta,                  # (...), real: the phase
@@ -59,12 +59,12 @@ def harmonic_filter(
     w = weights * torch.polar(torch.ones_like(beta), beta)[..., None]
     return torch.einsum('...r,rhw->...hw', w, harmonic_basis(kernel_size, weights.shape[-1], m, w.dtype).to(w.device))
 
-# %% ../nbs/01_filters.ipynb #f6ebc67b
+# %% ../nbs/01_filters.ipynb #a92fea7c
 def max_order(kernel_size:int, rings:int)->int:
     "The largest order whose first ring lies inside its last, and 2 in any case"
     return max(2, math.ceil(kernel_size//2 - 2*ring_sigma(kernel_size, rings) - 1e-9))
 
-# %% ../nbs/01_filters.ipynb #3d444506
+# %% ../nbs/01_filters.ipynb #e63ee31e
 def _check_order(k, rings, m):
     "Raise an error if order m has no place on the grid"
     radii, top = ring_radii(k, rings, m).tolist(), max_order(k, rings)
@@ -75,7 +75,7 @@ def _check_order(k, rings, m):
         raise ValueError(f'{rings} rings of order {m} have no room on a {k}×{k} grid, their radii would be {radii}: '
                          'use fewer rings or a larger kernel_size')
 
-# %% ../nbs/01_filters.ipynb #6af717ca
+# %% ../nbs/01_filters.ipynb #1968a310
 def check_grid(
     kernel_size:int=15, rings:int=3,
     orders=(-2,-1,0,1,2), # of the filters
