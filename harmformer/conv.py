@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'direct_conv', 'fft_size', 'ring_spectra', 'fourier_conv',
            'pick_engine', 'HConv2d', 'check_conv_input']
 
-# %% ../nbs/02_conv.ipynb #81b15a3f
+# %% ../nbs/02_conv.ipynb #4db43dab
 import math, torch
 import torch.nn.functional as F
 from functools import lru_cache
@@ -16,21 +16,21 @@ from torch.autograd.function import once_differentiable
 from .fields import as_orders, check_field
 from .filters import check_grid, harmonic_basis
 
-# %% ../nbs/02_conv.ipynb #9a024e74
+# %% ../nbs/02_conv.ipynb #755db47c
 def filter_orders(in_orders, out_orders)->tuple:
     "The filter orders that lead from `in_orders` to `out_orders`: all differences"
     return tuple(sorted({m-m1 for m in as_orders(out_orders) for m1 in as_orders(in_orders)}))
 
-# %% ../nbs/02_conv.ipynb #ed4952a5
+# %% ../nbs/02_conv.ipynb #6866b090
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(orders)·rings, k, k)
-    "The rings of every filter order, each scaled so that no plane wave of magnitude 1 gets an answer above 1"
+    "The rings of every filter order, each scaled so that its loudest answer to a plane wave of magnitude 1 is 1"
     B = torch.cat([harmonic_basis(kernel_size, rings, m) for m in orders])
     loudest = torch.fft.fft2(B, s=(4*kernel_size,)*2).abs().amax((-2, -1), keepdim=True)
     return B / loudest
 
-# %% ../nbs/02_conv.ipynb #b3440204
+# %% ../nbs/02_conv.ipynb #9fa3139b
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->float:
@@ -40,7 +40,7 @@ def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->fl
     power = dict(zip(ms, power.unflatten(0, (len(ms), rings)).sum(1)))
     return float(sum(power[m-m1] for m in out_orders for m1 in in_orders).max() / len(out_orders))
 
-# %% ../nbs/02_conv.ipynb #a73022e9
+# %% ../nbs/02_conv.ipynb #aa48ddec
 def direct_conv(
     x:torch.Tensor, # (b, i, h, w), real or complex
     C:torch.Tensor, # (len(orders)·rings, i, o), complex coefficients
@@ -55,12 +55,12 @@ def direct_conv(
     else: W = torch.cat([W.real, W.imag])
     return torch.complex(*F.conv2d(x, W, padding=kernel_size//2).chunk(2, 1))
 
-# %% ../nbs/02_conv.ipynb #0290646e
+# %% ../nbs/02_conv.ipynb #94199968
 def fft_size(n:int, kernel_size:int)->int:
     "A length for `n` pixels and a filter that has small prime factors and no wrap-around where it matters"
     return next_fast_len(max(n + kernel_size//2, kernel_size), real=True)
 
-# %% ../nbs/02_conv.ipynb #256595bf
+# %% ../nbs/02_conv.ipynb #08b5644f
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)
 def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, device)->torch.Tensor: # (frequencies, len(orders)·rings)
@@ -69,24 +69,24 @@ def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, de
     B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll((-(kernel_size//2),)*2, (-2, -1))
     return torch.fft.fft2(B).flatten(1).T.contiguous().to(device, dtype)
 
-# %% ../nbs/02_conv.ipynb #549b42ba
+# %% ../nbs/02_conv.ipynb #394f4e34
 def _spectrum(x, size):
     "(b, c, h, w) → (b, c, frequencies) of the zero-padded maps"
     return torch.fft.fft2(F.pad(x, (0, size[1]-x.shape[-1], 0, size[0]-x.shape[-2]))).flatten(2)
 
-# %% ../nbs/02_conv.ipynb #14a6f300
+# %% ../nbs/02_conv.ipynb #6cd82bbf
 def _maps(X, size, shape):
     "(b, c, frequencies) → (b, c, h, w)"
     return torch.fft.ifft2(X.unflatten(2, size))[..., :shape[-2], :shape[-1]]
 
-# %% ../nbs/02_conv.ipynb #7f789476
+# %% ../nbs/02_conv.ipynb #8fb621a8
 def _blocks(x, B, C):
     "Slices of frequencies whose matrices, of all samples and channels, are about 2 MB"
     b, (_, i, o) = x.shape[0], C.shape
     n = max(1, 2**18 // (b*(i+o) + i*o))
     return [slice(s, s+n) for s in range(0, len(B), n)]
 
-# %% ../nbs/02_conv.ipynb #d852460f
+# %% ../nbs/02_conv.ipynb #3756d579
 class _FourierConv(torch.autograd.Function):
     "Y = X W with W = B C, at every frequency: x (b, i, h, w), B (f, k), C (k, i, o) → (b, o, h, w)"
     @staticmethod
@@ -118,15 +118,19 @@ class _FourierConv(torch.autograd.Function):
         dx = None if dX is None else torch.fft.fft2(dX.unflatten(2, size), norm='forward')[..., :ctx.shape[-2], :ctx.shape[-1]].conj()
         return dx.real if ctx.real and dx is not None else dx, dC.view_as(C).conj()/len(B), None, None, None
 
-# %% ../nbs/02_conv.ipynb #03d4f400
-def fourier_conv(x, C, kernel_size, rings, orders):
-    "Harmonic convolution in the Fourier domain: arguments and result of `direct_conv`, exactly"
+# %% ../nbs/02_conv.ipynb #67ad8e50
+def fourier_conv(
+    x:torch.Tensor, # (b, i, h, w), real or complex
+    C:torch.Tensor, # (len(orders)·rings, i, o), complex coefficients
+    kernel_size:int, rings:int, orders:tuple, # the filters
+)->torch.Tensor:    # (b, o, h, w), complex
+    "Harmonic convolution in the Fourier domain: exactly what `direct_conv` computes"
     size = tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
     B = ring_spectra(kernel_size, rings, orders, size, C.dtype, C.device)
     if C.shape[1] == 1: return _maps(_spectrum(x, size) * (C.flatten(1).mT @ B.mT), size, x.shape)   # one number in: no matrices
     return _FourierConv.apply(x, C, B, size, torch.is_grad_enabled())
 
-# %% ../nbs/02_conv.ipynb #5bbe6509
+# %% ../nbs/02_conv.ipynb #1c3c03c6
 ENGINES = dict(direct=direct_conv, fft=fourier_conv)
 
 def pick_engine(kernel_size:int, size:tuple, taps:float=8.)->str:
@@ -134,7 +138,7 @@ def pick_engine(kernel_size:int, size:tuple, taps:float=8.)->str:
     h, w = size
     return 'fft' if kernel_size**2 * h*w > taps * fft_size(h, kernel_size)*fft_size(w, kernel_size) else 'direct'
 
-# %% ../nbs/02_conv.ipynb #f62a1773
+# %% ../nbs/02_conv.ipynb #6e389fbb
 class HConv2d(nn.Module):
     "Harmonic convolution (Lemma 4.1): streams of `in_orders` to streams of `out_orders`, same size, zeros outside"
     def __init__(self,
@@ -178,7 +182,7 @@ class HConv2d(nn.Module):
         return (f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rings={self.rings}, '
                 f'orders={self.in_orders}→{self.out_orders}, engine={self.engine!r}')
 
-# %% ../nbs/02_conv.ipynb #6cd3574f
+# %% ../nbs/02_conv.ipynb #c356a312
 def check_conv_input(conv, x):
     "Say what is wrong with the input `x` of `conv`, if anything is"
     image = conv.in_orders == (0,) and not x.is_complex()
