@@ -7,7 +7,7 @@ __all__ = ['PRESETS', 'MAKERS', 'PARTS', 'WEIGHTS', 'PlainCNN', 'PlainViT', 'Inv
            'model_names', 'count_params', 'params_by_part', 'summary', 'weight_names', 'save_model', 'read_weights',
            'load_model', 'model_card', 'adopt_weights']
 
-# %% ../nbs/08_core.ipynb #d3969cb1
+# %% ../nbs/08_core.ipynb #096da545
 import hashlib, inspect, json, os, torch
 from fastcore.basics import patch
 from importlib import import_module
@@ -24,14 +24,18 @@ from .tokens import *
 from .attention import *
 from .encoder import *
 
-# %% ../nbs/08_core.ipynb #992f601f
+# %% ../nbs/08_core.ipynb #67b02de5
 _house = 'fields filters conv magnitude stem tokens attention encoder'.split()
 __all__ = [*globals().get('__all__', ()), *[n for m in _house for n in import_module(f'harmformer.{m}').__all__]]
 
-# %% ../nbs/08_core.ipynb #79a91d57
+# %% ../nbs/08_core.ipynb #764d8155
 class PlainCNN(nn.Sequential):
     "An ordinary convolutional network: 3×3 convolutions, batch norm, pooling, a mean over the map"
-    def __init__(self, num_classes=10, in_channels=1, channels=(20,40,64), img_size=32):
+    def __init__(self, num_classes=10,
+        in_channels=1,       # of the images
+        channels=(20,40,64), # of each convolution; each halves the map
+        img_size=32,         # as `PlainViT` has; any size works
+    ):
         conv = lambda i, o: nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(), nn.AvgPool2d(2))
         super().__init__(*map(conv, (in_channels, *channels), channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes))
 
@@ -39,10 +43,16 @@ class PlainCNN(nn.Sequential):
         for layer in list(self)[:-1]: x = layer(x)
         return x
 
-# %% ../nbs/08_core.ipynb #0e67f627
+# %% ../nbs/08_core.ipynb #6a7f1884
 class PlainViT(nn.Module):
     "An ordinary vision transformer: 4×4 patches, absolute positions, a mean over tokens"
-    def __init__(self, num_classes=10, in_channels=1, img_size=32, patch=4, dim=32, depth=3, heads=4):
+    def __init__(self, num_classes=10,
+        in_channels=1,       # of the images
+        img_size=32,         # side of the images, which are square
+        patch=4,             # side of a patch, in pixels
+        dim=32,              # width of a token
+        depth=3, heads=4,    # encoder layers, and attention heads of each
+    ):
         super().__init__()
         self.patch = nn.Conv2d(in_channels, dim, patch, patch)
         self.position = nn.Parameter(torch.randn((img_size//patch)**2, dim)*.02)
@@ -52,7 +62,7 @@ class PlainViT(nn.Module):
     def features(self, x): return self.blocks(self.patch(x).flatten(2).mT + self.position).mean(1)
     def forward(self, x): return self.head(self.features(x))
 
-# %% ../nbs/08_core.ipynb #efe354a1
+# %% ../nbs/08_core.ipynb #fa837742
 class InvariantHead(nn.Module):
     "S4: tokens (b, m, n, dim) → magnitudes → mean over tokens → standardised → linear: (b, num_classes)"
     def __init__(self, dim:int, num_classes:int, orders=(-1,0,1)):
@@ -64,7 +74,7 @@ class InvariantHead(nn.Module):
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False): return self.linear(self.norm(self.features(x))) # see 11_train
 
-# %% ../nbs/08_core.ipynb #af36ecf0
+# %% ../nbs/08_core.ipynb #f20b13bb
 class Harmformer(nn.Module):
     "A vision transformer whose answer does not change when the image turns: images (b, in_channels, h, w) → (b, num_classes)"
     def __init__(self, num_classes:int=10, in_channels:int=1, *,
@@ -107,7 +117,7 @@ class Harmformer(nn.Module):
 
     def forward(self, x): return self.head(self.tokens(x))
 
-# %% ../nbs/08_core.ipynb #993d9e11
+# %% ../nbs/08_core.ipynb #6f61509f
 @patch
 def features(self:Harmformer, x): return self.head.features(self.tokens(x)) # (b, m·c)
 
@@ -124,7 +134,7 @@ def attention(self:Harmformer, x): # → a map (b, heads, n, n) for every block;
         t = block(t, grid)
     return maps
 
-# %% ../nbs/08_core.ipynb #188f9a01
+# %% ../nbs/08_core.ipynb #6199d90e
 PRESETS = dict(
     harmformer_mnist = dict(),
     harmformer_digits = dict(upscale=1, kernel_size=9),
@@ -137,10 +147,10 @@ PRESETS = dict(
     hnext_mnist = dict(depth=0, channels=(8,16,23), norm='hnet', residual=False),
 )
 
-# %% ../nbs/08_core.ipynb #0bc8ebfd
+# %% ../nbs/08_core.ipynb #290ecd11
 MAKERS = dict(cnn=PlainCNN, vit=PlainViT) # what is no preset of `Harmformer`
 
-# %% ../nbs/08_core.ipynb #923810d5
+# %% ../nbs/08_core.ipynb #460911ce
 def create_model(
     name:str='harmformer_mnist', # one of `model_names()`
     pretrained:str=None,         # a file of `save_model`, or the name of one that comes with the package: see `weight_names()`
@@ -159,24 +169,24 @@ def create_model(
     model.config = dict(name=name, **args.arguments)
     return model
 
-# %% ../nbs/08_core.ipynb #21c80ef0
+# %% ../nbs/08_core.ipynb #84292330
 def model_names()->list:
     "The names that `create_model` knows"
     import_module('harmformer.unet')          # it has models of its own
     return [*PRESETS, *MAKERS]
 
-# %% ../nbs/08_core.ipynb #7a8c1269
+# %% ../nbs/08_core.ipynb #5b11aa8d
 def _own_params(module, real):
     "Parameters of `module` itself, without its children's"
     n = sum(p.numel() for p in module.parameters(recurse=False))
     return n//2 if isinstance(module, (HLinear, HSkip)) and not real else n
 
-# %% ../nbs/08_core.ipynb #d0e3d86f
+# %% ../nbs/08_core.ipynb #cbac659f
 def count_params(model:nn.Module, real:bool=False)->int:
     "Parameters, a complex number counted once; `real=True`: counted as two"
     return sum(_own_params(m, real) for m in model.modules())
 
-# %% ../nbs/08_core.ipynb #a40d14b0
+# %% ../nbs/08_core.ipynb #42647a7b
 PARTS = ('harmonic convolutions', 'norm-activations', 'skips', 'S2 linear', 'encoder linears', 'encoder norms, biases, positions', 'head')
 
 def params_by_part(model)->dict:
@@ -192,7 +202,7 @@ def params_by_part(model)->dict:
         if n := _own_params(m, False): res[part(name, m)] = res.get(part(name, m), 0) + n
     return {p: res[p] for p in PARTS if p in res}
 
-# %% ../nbs/08_core.ipynb #eafafb01
+# %% ../nbs/08_core.ipynb #e4e5cf4c
 @torch.no_grad()
 def summary(
     model,        # a `Harmformer`
@@ -211,17 +221,17 @@ def summary(
     model.train(training)
     return pd.DataFrame([(*r, count_params(parts[r[0]]) if r[0] in parts else 0) for r in rows], columns=['stage', 'shape', 'orders', 'params'])
 
-# %% ../nbs/08_core.ipynb #640a8e9e
+# %% ../nbs/08_core.ipynb #78e3145e
 WEIGHTS = Path(__file__).parent/'weights' if '__file__' in globals() else Path('../harmformer/weights')
 
 def weight_names()->list:
     "Trained weights that come with the package"
     return sorted(p.stem for p in WEIGHTS.glob('*.safetensors'))
 
-# %% ../nbs/08_core.ipynb #9256fe03
+# %% ../nbs/08_core.ipynb #bb29899d
 def _weights_file(name): return Path(name) if Path(name).exists() else WEIGHTS/f'{name}.safetensors'
 
-# %% ../nbs/08_core.ipynb #62a5b9cf
+# %% ../nbs/08_core.ipynb #37a8211f
 def _digest(tensors):
     "SHA-256 of names, shapes and numbers"
     h = hashlib.sha256()
@@ -230,7 +240,7 @@ def _digest(tensors):
         h.update(tensors[k].contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
 
-# %% ../nbs/08_core.ipynb #c71ef6dd
+# %% ../nbs/08_core.ipynb #abfea6f0
 def save_model(model, path, **provenance):
     "Write the weights of a model made by `create_model`, with its name, arguments and `provenance` in the header"
     path, tensors = Path(path), {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -238,7 +248,7 @@ def save_model(model, path, **provenance):
     save_file(tensors, part := path.with_name(path.name + '.part'), {'harmformer': json.dumps(header)})
     os.replace(part, path)
 
-# %% ../nbs/08_core.ipynb #61b723db
+# %% ../nbs/08_core.ipynb #47ccb5ec
 def read_weights(path)->tuple: # (header, tensors)
     "What is in a file of `save_model`, after checking that it is whole and unchanged"
     path = Path(path)
@@ -250,7 +260,7 @@ def read_weights(path)->tuple: # (header, tensors)
     except (SafetensorError, KeyError, ValueError, TypeError) as e:
         raise ValueError(f'{path} is damaged or no file of save_model ({e}): get it again') from e
 
-# %% ../nbs/08_core.ipynb #5447a0c3
+# %% ../nbs/08_core.ipynb #6b78ad76
 def load_model(
     path,           # a file of `save_model`, or the name of one that comes with the package
     name:str=None,  # if given, the model has to be this one
@@ -266,7 +276,7 @@ def load_model(
     model.provenance = {k: v for k, v in header.items() if k != 'config'}
     return model.eval()
 
-# %% ../nbs/08_core.ipynb #bca6ca32
+# %% ../nbs/08_core.ipynb #2633ef22
 def model_card(name)->str: # Markdown
     "What a file of weights, or weights that come with the package, say about themselves"
     header, _ = read_weights(_weights_file(name))
@@ -275,7 +285,7 @@ def model_card(name)->str: # Markdown
     rows = [f'| {k} | {f"{v:.4f}" if isinstance(v, float) else v} |' for k, v in facts.items() if v is not None]
     return '\n'.join([f"`create_model({config['name']!r}, pretrained={str(name)!r})`", '', '| | |', '|---|---|', *rows])
 
-# %% ../nbs/08_core.ipynb #c4b2de35
+# %% ../nbs/08_core.ipynb #6f70fb23
 def adopt_weights(
     model,  # a `Harmformer`, changed in place
     source, # another one, of the same widths, made for another resolution
