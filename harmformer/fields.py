@@ -7,19 +7,19 @@ __all__ = ['pixel_grid', 'rotate_image', 'rel_error', 'orders', 'as_orders', 'ph
            'field_rgb', 'disc', 'phase_wheel', 'show_field', 'he_error', 'show_equivariance', 'assert_he',
            'analytic_image', 'analytic_field', 'analytic_he_error']
 
-# %% ../nbs/00_fields.ipynb #bbb9f2e2
+# %% ../nbs/00_fields.ipynb #c7ab9956
 import cmath, math, torch
 import matplotlib.pyplot as plt
 import torch.nn.functional as F
 from matplotlib.colors import hsv_to_rgb
 
-# %% ../nbs/00_fields.ipynb #a01b4959
+# %% ../nbs/00_fields.ipynb #cecd883e
 def pixel_grid(h:int, w:int, dtype=torch.float64, device=None):
     "Pixel centres about the middle of a map: x to the right and y up, each (h, w), in pixels"
     row, col = torch.meshgrid(*[torch.arange(n, dtype=dtype, device=device) - (n-1)/2 for n in (h, w)], indexing='ij')
     return col, -row
 
-# %% ../nbs/00_fields.ipynb #68d9c404
+# %% ../nbs/00_fields.ipynb #ba25e3e6
 def _sample(x, degrees, mode):
     "The (n, c, h, w) maps `x` at R⁻¹p for every pixel centre p, zeros outside"
     h, w = x.shape[-2:]
@@ -28,20 +28,20 @@ def _sample(x, degrees, mode):
     grid = torch.stack([(c*px + s*py)*2/w, (s*px - c*py)*2/h], -1)    # grid_sample's y points down
     return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode=mode, align_corners=False)
 
-# %% ../nbs/00_fields.ipynb #cc0f21fa
+# %% ../nbs/00_fields.ipynb #9420000d
 def _angles(degrees):
     "A float, or a list of floats"
     degrees = degrees.tolist() if hasattr(degrees, 'tolist') else degrees
     return [float(a) for a in degrees] if isinstance(degrees, (list, tuple)) else float(degrees)
 
-# %% ../nbs/00_fields.ipynb #c95ddd02
+# %% ../nbs/00_fields.ipynb #37354ccd
 def _rotate_each(x, degrees, mode):
     "One angle per sample"
     if len(degrees) != len(x): raise ValueError(f'{len(degrees)} angles for {len(x)} samples')
     if x.shape[-1] != x.shape[-2]: raise ValueError(f'one angle per sample needs square maps, got {tuple(x.shape)}')
     return torch.stack([rotate_image(o, a, mode) for o,a in zip(x, degrees)])
 
-# %% ../nbs/00_fields.ipynb #cd3a58a6
+# %% ../nbs/00_fields.ipynb #8a3c3aaf
 def rotate_image(
     x:torch.Tensor, # (..., h, w), real or complex
     degrees,        # counter-clockwise; one angle, or one per sample of a batch of square maps
@@ -55,17 +55,17 @@ def rotate_image(
     if x.is_complex(): return torch.complex(*[rotate_image(o, degrees, mode) for o in (x.real, x.imag)])
     return _sample(x.reshape(1, -1, *x.shape[-2:]), degrees, mode).reshape(x.shape)
 
-# %% ../nbs/00_fields.ipynb #8fdbfed6
+# %% ../nbs/00_fields.ipynb #4302db6f
 def rel_error(a, b, dim=None):
     "‖a−b‖ / ‖b‖, over `dim` or over everything"
     return torch.linalg.vector_norm(a-b, dim=dim) / torch.linalg.vector_norm(b, dim=dim)
 
-# %% ../nbs/00_fields.ipynb #9f64aead
+# %% ../nbs/00_fields.ipynb #9e2f52bb
 def orders(max_order:int=1)->tuple:
     "All orders up to `max_order`: (-1, 0, 1) for 1"
     return tuple(range(-max_order, max_order+1))
 
-# %% ../nbs/00_fields.ipynb #aa7113fe
+# %% ../nbs/00_fields.ipynb #e6fe2080
 def as_orders(orders)->tuple:
     "`orders` as a tuple, after checking that they are integers, each there once"
     try: res = tuple(int(m) for m in orders if int(m) == m)
@@ -74,13 +74,13 @@ def as_orders(orders)->tuple:
         raise ValueError(f'orders are different integers, such as (-1, 0, 1), but got {orders!r}')
     return res
 
-# %% ../nbs/00_fields.ipynb #1707f518
+# %% ../nbs/00_fields.ipynb #b2ed4b46
 def phase_shift(m:int, degrees:float)->complex:
     "e^{imα}; exactly 1, i, -1 or -i where mα is a multiple of 90°"
     quarters, rest = divmod(m*degrees, 90)
     return cmath.exp(1j*math.radians(m*degrees)) if rest else (1, 1j, -1, -1j)[int(quarters) % 4]
 
-# %% ../nbs/00_fields.ipynb #b2260536
+# %% ../nbs/00_fields.ipynb #8eb528e6
 def check_field(z, orders)->tuple:
     "`orders` as a tuple, or an error that says why `z` is no field of these orders"
     orders = as_orders(orders)
@@ -88,7 +88,7 @@ def check_field(z, orders)->tuple:
     if z.shape[1] != len(orders): raise ValueError(f'{len(orders)} orders {orders} but {z.shape[1]} streams in {tuple(z.shape)}')
     return orders
 
-# %% ../nbs/00_fields.ipynb #afeaf840
+# %% ../nbs/00_fields.ipynb #0d915216
 def rotate_field(
     z:torch.Tensor,    # (b, m, c, h, w), complex
     degrees,           # counter-clockwise; one angle, or one per sample
@@ -101,7 +101,7 @@ def rotate_field(
     phases = torch.tensor([[phase_shift(m, a) for m in orders] for a in angles], dtype=z.dtype, device=z.device)
     return rotate_image(z, degrees, mode) * phases[..., None, None, None]
 
-# %% ../nbs/00_fields.ipynb #0954695f
+# %% ../nbs/00_fields.ipynb #9da14c55
 def field_rgb(z, vmax=None):
     "Colours (h, w, 3) of a complex map (h, w): phase is hue, magnitude is brightness"
     z = torch.as_tensor(z).detach().cpu()
@@ -109,13 +109,13 @@ def field_rgb(z, vmax=None):
     hue, value = z.angle()/(2*math.pi) % 1, (z.abs()/vmax).clamp(max=1)
     return hsv_to_rgb(torch.stack([hue, torch.full_like(hue, .9), value], -1).numpy())
 
-# %% ../nbs/00_fields.ipynb #0f8eb40f
+# %% ../nbs/00_fields.ipynb #0aef94e3
 def disc(h:int, w:int, radius:float=1., device=None)->torch.Tensor: # (h, w), boolean
     "The pixels no further from the middle than `radius` times half the shorter side"
     x, y = pixel_grid(h, w)
     return (x**2 + y**2 <= (radius*min(h, w)/2)**2).to(device)
 
-# %% ../nbs/00_fields.ipynb #79c35660
+# %% ../nbs/00_fields.ipynb #2fa549aa
 def phase_wheel(ax, n=64):
     "The legend: which hue is which phase"
     inside = disc(n, n)
@@ -125,7 +125,7 @@ def phase_wheel(ax, n=64):
         ax.text(px, py, s, transform=ax.transAxes, ha='center', va='center', fontsize=8)
     ax.axis('off')
 
-# %% ../nbs/00_fields.ipynb #73bb7ddb
+# %% ../nbs/00_fields.ipynb #2f2c6247
 def _canvas(rows, cols, size, wheel):
     "A figure of fixed dpi that shows itself once, where a cell ends with it, and its axes; the wheel has a column of its own"
     fig, axs = plt.subplots(rows, cols+wheel, figsize=(size*(cols + .6*wheel), size*rows), dpi=80, squeeze=False,
@@ -136,7 +136,7 @@ def _canvas(rows, cols, size, wheel):
         phase_wheel(axs[min(1, rows-1), -1].inset_axes((.2, .2, .6, .6)))
     return fig, axs[:, :cols]
 
-# %% ../nbs/00_fields.ipynb #824265e1
+# %% ../nbs/00_fields.ipynb #75a5f2d4
 def _panel(ax, y, vmax, title=''):
     "One map: a complex one in hues, a real one in greys"
     y = y.detach().cpu()
@@ -145,7 +145,7 @@ def _panel(ax, y, vmax, title=''):
     ax.set_title(title, fontsize=8)
     ax.set(xticks=[], yticks=[])
 
-# %% ../nbs/00_fields.ipynb #a4143554
+# %% ../nbs/00_fields.ipynb #643294c8
 def show_field(
     z:torch.Tensor,   # (b, m, c, h, w), complex
     orders=(-1,0,1),  # of the m streams
@@ -160,12 +160,12 @@ def show_field(
     fig.suptitle(title, fontsize=9)
     return fig
 
-# %% ../nbs/00_fields.ipynb #bacec94c
+# %% ../nbs/00_fields.ipynb #b55e5ac8
 def _turn(x, degrees, orders):
     "Turn an image as an image and a field as a field"
     return rotate_field(x, degrees, orders) if x.ndim == 5 else rotate_image(x, degrees)
 
-# %% ../nbs/00_fields.ipynb #82efd165
+# %% ../nbs/00_fields.ipynb #761ee510
 def _streams(y, orders):
     "A layer's output as (field, orders)"
     if y.ndim == 2: y, orders = y[..., None, None], (0,)            # (b, c): invariant, a map of one pixel
@@ -173,12 +173,12 @@ def _streams(y, orders):
     if y.ndim == 4: y = y[:, None]                                  # (b, c, h, w): one stream
     return y, check_field(y, orders)
 
-# %% ../nbs/00_fields.ipynb #c3bfa956
+# %% ../nbs/00_fields.ipynb #dddded30
 def _per_order(a, b, orders):
     "{m: relative error of that stream}"
     return dict(zip(orders, rel_error(a, b, dim=(0, 2, 3, 4)).tolist()))
 
-# %% ../nbs/00_fields.ipynb #7f3b91f8
+# %% ../nbs/00_fields.ipynb #b7ffff4b
 @torch.no_grad()
 def he_error(
     layer,               # image or field → field, map of one order, or vector (invariant)
@@ -196,14 +196,14 @@ def he_error(
         got, want = got*inside, want*inside
     return _per_order(got, want, orders)
 
-# %% ../nbs/00_fields.ipynb #e34ceba8
+# %% ../nbs/00_fields.ipynb #e10d0ed5
 def _look(y, orders, order, channel=0):
     "The map to look at in an input or output; it stays real if `y` is"
     z, orders = _streams(y, orders)
     z = z[0, orders.index(order) if order in orders else 0, channel]
     return z if y.is_complex() else z.real
 
-# %% ../nbs/00_fields.ipynb #c9b8f67a
+# %% ../nbs/00_fields.ipynb #11ad0c9d
 def _show_rows(rows, titles):
     "A grid of maps from {name: maps}; all rows below the first share one brightness, that of the second"
     fig, axs = _canvas(len(rows), len(titles), 1.2, wheel=list(rows.values())[1][0].is_complex())
@@ -213,7 +213,7 @@ def _show_rows(rows, titles):
         for ax, y, t in zip(axrow, maps, titles): _panel(ax, y, top[min(k, 1)], '' if k else t)
     return fig
 
-# %% ../nbs/00_fields.ipynb #49ba74b4
+# %% ../nbs/00_fields.ipynb #5f8f266b
 @torch.no_grad()
 def show_equivariance(
     layer, x,                # as in `he_error`; shows the first sample
@@ -236,7 +236,7 @@ def show_equivariance(
                        f'difference × {gain:g}': [(g-w)*gain for g,w in zip(got, want)]},
                       [f'{a:g}°: error {e:.2g}' for a,e in zip(degrees, errors)])
 
-# %% ../nbs/00_fields.ipynb #234d035b
+# %% ../nbs/00_fields.ipynb #ab3d5d5b
 @torch.no_grad()
 def _check_varies(layer, x, tol, orders):
     "Fail if a stream is zero, or stays the same when the input fades out towards the top"
@@ -245,7 +245,7 @@ def _check_varies(layer, x, tol, orders):
     idle = [m for m, e in _per_order(a, b, orders).items() if not e > tol]
     assert not idle, f'orders {idle} are zero or do not depend on the input, so their HE error means nothing'
 
-# %% ../nbs/00_fields.ipynb #313367ea
+# %% ../nbs/00_fields.ipynb #ec0679e6
 def assert_he(layer, x, degrees, tol, in_orders=(-1,0,1), out_orders=(-1,0,1), radius=None):
     "Fail unless every order's `he_error` is at most `tol` and every order depends on the input"
     _check_varies(layer, x, tol, out_orders)
@@ -253,13 +253,13 @@ def assert_he(layer, x, degrees, tol, in_orders=(-1,0,1), out_orders=(-1,0,1), r
     told = ', '.join(f'order {m}: {e:.2g}' for m, e in errors.items())
     assert all(e <= tol for e in errors.values()), f'HE error at {degrees:g}° exceeds {tol:g}: {told}'
 
-# %% ../nbs/00_fields.ipynb #6efcaf55
+# %% ../nbs/00_fields.ipynb #7eaae887
 def _plane(n, degrees):
     "R⁻¹p as x + iy, for the pixel centres p of a map of n×n or n = (h, w) pixels whose shorter side is [-1, 1]"
     h, w = (n, n) if isinstance(n, int) else n
     return torch.complex(*pixel_grid(h, w)) * 2/min(h, w) * phase_shift(-1, degrees)
 
-# %% ../nbs/00_fields.ipynb #0603ae36
+# %% ../nbs/00_fields.ipynb #7733ee06
 def analytic_image(
     n,                # pixels of a side, or (h, w)
     degrees:float=0., # turned counter-clockwise
@@ -272,7 +272,7 @@ def analytic_image(
     def blob(c, k, p): return torch.exp(-18*(z-c).abs()**2) * torch.cos((k.conj()*(z-c)).real + p)
     return (sum(map(blob, centre, wave, tau*u[4])) * (1 - z.abs()**2).clamp(min=0)**3).to(dtype)
 
-# %% ../nbs/00_fields.ipynb #a117c2fe
+# %% ../nbs/00_fields.ipynb #17679b49
 def analytic_field(n, degrees:float=0., orders=(-1,0,1), channels:int=1, seed:int=0, batch:int=1, dtype=torch.complex128):
     "A field (batch, m, channels, h, w) sampled at turned coordinates, stream m times e^{imα}"
     orders = as_orders(orders)
@@ -280,13 +280,13 @@ def analytic_field(n, degrees:float=0., orders=(-1,0,1), channels:int=1, seed:in
     phases = torch.tensor([phase_shift(m, degrees) for m in orders], dtype=torch.complex128)
     return (torch.complex(*z.unbind(1)) * phases[:, None, None, None]).to(dtype)
 
-# %% ../nbs/00_fields.ipynb #4de3eac5
+# %% ../nbs/00_fields.ipynb #823bb6dd
 def _middle(z):
     "The middle pixel of every map, or the mean of the two or four around the middle"
     h, w = z.shape[-2:]
     return z[..., (h-1)//2:h//2+1, (w-1)//2:w//2+1].mean((-2, -1), keepdim=True)
 
-# %% ../nbs/00_fields.ipynb #77096099
+# %% ../nbs/00_fields.ipynb #a649ad2c
 @torch.no_grad()
 def analytic_he_error(
     layer,               # as in `he_error`
