@@ -8,11 +8,12 @@ __all__ = ['PAPER', 'SMALL', 'BUDGET', 'TurnedAccuracy', 'accuracy_on', 'MapScor
            'first_before_others', 'write_whole', 'Checkpoint', 'fit', 'accuracy_by_angle', 'check_room',
            'seconds_per_step', 'human_time']
 
-# %% ../nbs/11_train.ipynb #f6e7f9f0
+# %% ../nbs/11_train.ipynb #4480ded4
 import ctypes, json, os, platform, shutil, signal, subprocess, sys, time, torch
 import pandas as pd
 import torch.distributed as dist
 from accelerate import PartialState
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,12 @@ from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.optimizer import OptimWrapper
 from fastai.torch_core import distrib_barrier, get_model, num_distrib, rank_distrib
+from fastcore.basics import patch
 from .core import PRESETS, all_sum, count_params, create_model, load_model, model_names, save_model
 from .data import benchmark_dls, benchmark_names
 from .unet import score_images
 
-# %% ../nbs/11_train.ipynb #9fd6433f
+# %% ../nbs/11_train.ipynb #af0ff18b
 class TurnedAccuracy(Metric):
     "Accuracy on `dls.turned`: the validation images, each turned by its own angle"
     name = 'turned'
@@ -39,7 +41,7 @@ class TurnedAccuracy(Metric):
     @property
     def value(self): return accuracy_on(self.learn.model, self.learn.dls.turned)
 
-# %% ../nbs/11_train.ipynb #c4fa7ad9
+# %% ../nbs/11_train.ipynb #fe4de813
 @torch.no_grad()
 def accuracy_on(model, dl)->float:
     "Share of right answers of `model`, in eval mode, on a DataLoader"
@@ -52,7 +54,7 @@ def accuracy_on(model, dl)->float:
     model.train(training)
     return right/n
 
-# %% ../nbs/11_train.ipynb #cd248f5a
+# %% ../nbs/11_train.ipynb #b182a48a
 class MapScore(Metric):
     "One of the scores of `score_images` on `dls.images`; those that share a `cache` are computed together"
     def __init__(self, name, cache): self._name, self.cache = name, cache
@@ -65,13 +67,13 @@ class MapScore(Metric):
         if not self.cache: self.cache.update(score_images(self.learn.model, self.learn.dls.images, overlap=.25))
         return self.cache[self._name]
 
-# %% ../nbs/11_train.ipynb #7daab46c
+# %% ../nbs/11_train.ipynb #5bce9e50
 def map_scores()->list:
     "Area under the ROC curve, Dice and accuracy inside the field of view"
     cache = {}
     return [MapScore(n, cache) for n in ('auc', 'dice', 'accuracy')]
 
-# %% ../nbs/11_train.ipynb #2616d099
+# %% ../nbs/11_train.ipynb #503e22d6
 class _Learner(Learner):
     "A Learner that can start at a later epoch, and whose `distrib_ctx` works on CPUs"
     first_epoch = 0
@@ -87,14 +89,14 @@ class _Learner(Learner):
         if rank_distrib(): self.remove_cb(ProgressCallback)
         return self
 
-# %% ../nbs/11_train.ipynb #9e4d9fbf
+# %% ../nbs/11_train.ipynb #9a8ea637
 def reuse_memory()->bool: # whether it could be done
     "Let glibc keep freed memory for the next large tensor (Linux; elsewhere nothing happens)"
     try: mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
     return bool(mallopt(-4, 0) and mallopt(-1, 2**31 - 1)) # M_MMAP_MAX: no maps of their own; M_TRIM_THRESHOLD: no giving back
 
-# %% ../nbs/11_train.ipynb #4e095d51
+# %% ../nbs/11_train.ipynb #23d265ba
 def harmformer_learner(
     dls,                        # from `benchmark_dls`, or any DataLoaders with c, n_in and img_size
     model='harmformer_mnist',   # a name for `create_model`, or a module
@@ -113,7 +115,7 @@ def harmformer_learner(
     opt = partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True))
     return _Learner(dls, model, loss, opt, lr=lr, wd=wd, metrics=metrics, cbs=cbs)
 
-# %% ../nbs/11_train.ipynb #95ef1d5e
+# %% ../nbs/11_train.ipynb #8b6785f8
 PAPER = {
     'digits':         dict(model='harmformer_digits', epochs=16, bs=16, lr=.004, schedule='onecycle', dropout=0.),
     'mnist-rot-test': dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007, schedule='plateau'),
@@ -127,7 +129,7 @@ BUDGET = {'mnist-rot-test': dict(small=3, epochs=1, bs=16), 'rotated-mnist': dic
           'cifar-rot-test': dict(small=3, epochs=1, bs=16), 'pcam': dict(small=10, epochs=1, bs=16, lr=.002),
           'drive': dict(size=4000, epochs=12, bs=16, lr=.01)}
 
-# %% ../nbs/11_train.ipynb #44d7b882
+# %% ../nbs/11_train.ipynb #370da0b5
 def recipe(
     benchmark:str='digits',
     budget:bool=False, # the form for a CPU
@@ -141,7 +143,7 @@ def recipe(
     if changes.get('model') in ('cnn', 'vit', 'unet'): res = {k: v for k, v in res.items() if k not in ('dropout', 'small')} # plain ones have neither
     return {**res, **{k: v for k, v in changes.items() if v is not None}}
 
-# %% ../nbs/11_train.ipynb #bc91c21c
+# %% ../nbs/11_train.ipynb #484d642d
 def schedule_cbs(schedule:str, lr:float)->list:
     "The callbacks of a learning-rate schedule: 'onecycle', 'cosine', 'plateau' or 'flat'"
     if schedule == 'onecycle': return [ParamScheduler(dict(lr=combined_cos(.25, lr/25, lr, lr/1e4), mom=combined_cos(.25, .95, .85, .95)))]
@@ -150,7 +152,7 @@ def schedule_cbs(schedule:str, lr:float)->list:
     if schedule == 'flat': return []
     raise ValueError(f"schedule is 'onecycle', 'cosine', 'plateau' or 'flat', got {schedule!r}")
 
-# %% ../nbs/11_train.ipynb #6166632b
+# %% ../nbs/11_train.ipynb #07c8a6e3
 class ShareTrainer(DistributedTrainer):
     "fastai's DistributedTrainer for loaders that can `shard` themselves, on CPUs too"
     def _wrap_dl(self, dl):
@@ -159,20 +161,20 @@ class ShareTrainer(DistributedTrainer):
         dl.to(self.accelerator.device)
         return dl
 
-# %% ../nbs/11_train.ipynb #57f64421
+# %% ../nbs/11_train.ipynb #c2b1e4c2
 def start_processes()->int: # how many there are
     "If a launcher started this process beside others: find them, and take the GPU that is ours"
     if num_distrib() > 1: PartialState(cpu=not torch.cuda.is_available())
     return max(1, num_distrib())
 
-# %% ../nbs/11_train.ipynb #2f737a34
+# %% ../nbs/11_train.ipynb #842f3d8a
 def from_first(f):
     "What `f` returns in the first of all processes: a file is read, or a folder chosen, once"
     res = [f() if rank_distrib() == 0 else None]
     if num_distrib() > 1: dist.broadcast_object_list(res)
     return res[0]
 
-# %% ../nbs/11_train.ipynb #081a0c97
+# %% ../nbs/11_train.ipynb #d00ddd56
 def first_before_others(f):
     "Call `f` in the first process and then in the others: what it downloads is there for them"
     if rank_distrib(): distrib_barrier()
@@ -180,7 +182,7 @@ def first_before_others(f):
     if not rank_distrib(): distrib_barrier()
     return res
 
-# %% ../nbs/11_train.ipynb #268d7d9d
+# %% ../nbs/11_train.ipynb #b7491120
 def write_whole(path, write):
     "Let `write` fill a file beside `path`, then put it in its place: `path` is never half a file"
     path = Path(path)
@@ -188,7 +190,7 @@ def write_whole(path, write):
     write(part)
     os.replace(part, path)
 
-# %% ../nbs/11_train.ipynb #9e9435ae
+# %% ../nbs/11_train.ipynb #7879c9a8
 class _Skip(Callback):
     "After a resumption: leave out the batches of the epoch that are done already"
     order, run_valid = -50, False
@@ -199,11 +201,16 @@ class _Skip(Callback):
             raise CancelBatchException
         self.done = 0
 
-# %% ../nbs/11_train.ipynb #1f9632e0
+# %% ../nbs/11_train.ipynb #64a48f23
 class Checkpoint(Callback):
     "Write all that is needed to go on, after every epoch and every so many seconds; and the best model so far"
     order, run_valid = 100, False
-    def __init__(self, path, seed=0, every=60., provenance=None):
+    def __init__(self,
+        path,                 # folder for checkpoint, log and best weights
+        seed:int=0,           # of everything random in the run
+        every:float=60.,      # seconds between checkpoints within an epoch
+        provenance:dict=None, # goes into the header of the weights
+    ):
         self.path, self.seed, self.every, self.provenance = Path(path), seed, every, provenance or {}
         self.best, self.state, self.stop, self.seconds = float('-inf'), None, False, 0.
 
@@ -211,7 +218,9 @@ class Checkpoint(Callback):
         self.saved = self.began = time.time()
         if self.state is None: return
         self.seconds = self.state['seconds']
-        if bar := getattr(getattr(self.learn, 'progress', None), 'mbar', None): bar.update(0) # it has to start before it can be further
+        if bar := getattr(getattr(self.learn, 'progress', None), 'mbar', None):
+            bar.main_bar.first_its = self.n_epoch   # epochs that took no time would make it expect more of them, and wait
+            bar.update(0)                           # it has to start before it can be further
         r = self.recorder
         r.values, r.losses, r.lrs, r.iters = [list(self.state[k]) for k in ('values', 'losses', 'lrs', 'iters')]
         r.smooth_loss.val, r.smooth_loss.count = self.state['smooth_loss']
@@ -241,7 +250,7 @@ class Checkpoint(Callback):
         names = self.recorder.metric_names[1:len(row)+1]
         write_whole(self.path/'log.csv', lambda p: pd.DataFrame(self.recorder.values, columns=list(names)).to_csv(p, index_label='epoch'))
 
-# %% ../nbs/11_train.ipynb #709051f3
+# %% ../nbs/11_train.ipynb #a7cf599f
 def _plain(o):
     "Numbers, lists and dictionaries instead of their relatives from numpy and fastcore: `torch.load` need trust no class"
     if isinstance(o, dict): return {k: _plain(v) for k, v in o.items()}
@@ -250,9 +259,10 @@ def _plain(o):
     if isinstance(o, (str, bytes, bool, int, type(None))): return o
     return float(o) if hasattr(o, '__float__') else list(map(_plain, o))
 
-# %% ../nbs/11_train.ipynb #ca76352d
+# %% ../nbs/11_train.ipynb #fdc9c484
+@patch
 @torch.no_grad()
-def _save(self, epoch, done):
+def save(self:Checkpoint, epoch, done):
     "Write a checkpoint: `done` batches of `epoch` are done"
     if rank_distrib(): return
     r, opt = self.recorder, self.opt
@@ -263,9 +273,8 @@ def _save(self, epoch, done):
                  smooth_loss=(r.smooth_loss.val, r.smooth_loss.count), plateau=plateau[0] if plateau else None)
     write_whole(self.path/'checkpoint.pt', lambda p: torch.save(_plain(state), p))
     self.saved = time.time()
-Checkpoint.save = _save
 
-# %% ../nbs/11_train.ipynb #4ad025fb
+# %% ../nbs/11_train.ipynb #5666f97a
 def fit(
     learn,                # from `harmformer_learner`
     epochs:int, lr:float,
@@ -290,12 +299,10 @@ def fit(
     learn.first_epoch, learn.stopped = 0, keeper.stop
     return learn
 
-# %% ../nbs/11_train.ipynb #7af357f7
-from contextlib import contextmanager
-
-# %% ../nbs/11_train.ipynb #505552eb
+# %% ../nbs/11_train.ipynb #39f8bda6
+@patch
 @contextmanager
-def _polite(self):
+def polite(self:Checkpoint):
     "Within: the first Ctrl-C sets `stop`, the second interrupts"
     def ask(*_):
         self.stop = True
@@ -305,9 +312,8 @@ def _polite(self):
     try: yield
     finally:
         if before is not None: signal.signal(signal.SIGINT, before)
-Checkpoint.polite = _polite
 
-# %% ../nbs/11_train.ipynb #e128b32c
+# %% ../nbs/11_train.ipynb #7d60c90f
 @torch.no_grad()
 def accuracy_by_angle(
     model,            # or a Learner; evaluated in eval mode
@@ -329,7 +335,7 @@ def accuracy_by_angle(
     model.train(training)
     return res
 
-# %% ../nbs/11_train.ipynb #51eed639
+# %% ../nbs/11_train.ipynb #14dae8d9
 def _commit():
     "The commit of the code, if it lies in a git checkout"
     git = shutil.which('git')
@@ -337,7 +343,7 @@ def _commit():
     r = subprocess.run([git, 'rev-parse', '--short', 'HEAD'], cwd=Path(__file__).parent if '__file__' in globals() else '.', capture_output=True, text=True)
     return r.stdout.strip() or None
 
-# %% ../nbs/11_train.ipynb #854bbf1b
+# %% ../nbs/11_train.ipynb #9bc0a5b0
 def check_room(path, mb:int=50):
     "Make the folder `path` and see that files can be written there, before anything takes time"
     path = Path(path)
@@ -349,7 +355,7 @@ def check_room(path, mb:int=50):
     if (free := shutil.disk_usage(path).free/1e6) < mb: raise SystemExit(f'{path}: {free:.0f} MB free, {mb} MB are needed. Make room, or choose another folder with --out.')
     return path
 
-# %% ../nbs/11_train.ipynb #e51d420f
+# %% ../nbs/11_train.ipynb #9ce5e771
 def seconds_per_step(learn, steps:int=3)->float:
     "How long a training step takes here, tried on a copy of the model"
     model, (x, y) = deepcopy(learn.model).train(), learn.dls.train.one_batch()
@@ -360,7 +366,7 @@ def seconds_per_step(learn, steps:int=3)->float:
         times.append(time.perf_counter() - start)
     return min(times)
 
-# %% ../nbs/11_train.ipynb #ec741d32
+# %% ../nbs/11_train.ipynb #60fbdbd7
 def human_time(seconds:float)->str:
     "12 s, 3 min, 2.5 h"
     return f'{seconds:.0f} s' if seconds < 90 else f'{seconds/60:.0f} min' if seconds < 5400 else f'{seconds/3600:.1f} h'

@@ -53,6 +53,29 @@ def test_killed_and_resumed_is_the_same(finished, tmp_path):
     assert json.loads((path/'results.json').read_text())['rows'][0]['turned'] == json.loads((finished[0]/'results.json').read_text())['rows'][0]['turned']
 
 
+BAR = """
+from fastai.callback.core import Callback
+from harmformer.data import benchmark_dls
+from harmformer.train import fit, harmformer_learner
+class StopAt(Callback):
+    order = 99
+    def after_batch(self):
+        if self.training and self.train_iter == 13: self.learn.checkpoint.stop = True
+dls = benchmark_dls('digits', size=64, bs=32, valid=20)
+for resume in (False, True):
+    print('resumed' if resume else 'begun')
+    learn = harmformer_learner(dls, 'harmformer_digits', cbs=None if resume else StopAt())
+    fit(learn, 9, 1e-2, path='.', resume=resume)
+"""
+
+
+def test_progress_bar_counts_on_after_a_resumption(tmp_path):
+    out = subprocess.run([sys.executable, '-c', TINY + BAR], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    assert out.returncode == 0, out.stderr
+    begun, resumed = [sorted(set(map(int, re.findall(r'Epoch (\d+)/9', part)))) for part in out.stdout.split('resumed')]
+    assert (begun, resumed) == ([1, 2, 3, 4, 5, 6, 7], [7, 8, 9])
+
+
 def test_weights_load_and_evaluate(finished):
     code = "from harmformer.report import harmformer_eval; harmformer_eval({!r})".format(str(finished[0]/'best.safetensors'))
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
