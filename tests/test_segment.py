@@ -1,5 +1,6 @@
 """Segmentation as a user runs it: training on photographs, and maps of their own pictures."""
 import json
+from pathlib import Path
 import numpy as np, pytest, torch
 from conftest import write_drive
 from PIL import Image
@@ -80,3 +81,11 @@ def test_training_leaves_a_report_and_eval_a_row(tmp_path, monkeypatch, capsys):
     assert first == second and float(first['test_auc']) == rows[0]['auc'] and first['images_seen'] in ('32', '64') and first['seed'] == '0' and first['commit'] == '1061e09'
     assert read_rows(tmp_path/'rows.csv').commit.tolist() == ['1061e09']*2
     assert f"area under the ROC curve: {rows[0]['auc']:.4f}" in capsys.readouterr().out
+
+
+def test_the_notebook_shows_no_photographs_of_drive():
+    "DRIVE may not be passed on, and outputs are committed: what 24_drive shows is drawn, so it may not look for the data at all."
+    cells = json.loads((Path(__file__).parent.parent/'nbs'/'24_drive.ipynb').read_text(encoding='utf-8'))['cells']
+    code = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'code')
+    assert 'draw_retina' in code
+    for word in ('find_file', 'read_drive', 'benchmark_dls', 'harmformer.data', 'HARMFORMER_DATA', 'Image.open'): assert word not in code, word
