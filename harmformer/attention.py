@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ring_index', 'CircularEncoding', 'mixing_plan', 'HAttention']
 
-# %% ../nbs/06_attention.ipynb #d0cf7a75
+# %% ../nbs/06_attention.ipynb #c7454459
 import math, torch
 from torch import nn
 from einops import rearrange
@@ -16,21 +16,24 @@ from torch.utils.checkpoint import checkpoint
 from .fields import as_orders, pixel_grid
 from .tokens import HLinear, as_complex, as_reals, check_tokens
 
-# %% ../nbs/06_attention.ipynb #ad61fa21
+# %% ../nbs/06_attention.ipynb #89d7cb7b
 def ring_index(h:int, w:int, rows=slice(None), device=None)->torch.Tensor: # (queries, h·w), integer
     "⌈distance⌉, in pixels, from the tokens `rows` of an h×w grid to all of its tokens"
     x, y = [o.flatten() for o in pixel_grid(h, w, torch.float32, device)]
     return ((x[rows, None]-x)**2 + (y[rows, None]-y)**2).sqrt().ceil().long()
 
-# %% ../nbs/06_attention.ipynb #e240bc59
+# %% ../nbs/06_attention.ipynb #5bef8a25
 @lru_cache(maxsize=4)
 @torch.inference_mode(False)
 def _whole_index(h, w, device): return ring_index(h, w, device=device)
 
-# %% ../nbs/06_attention.ipynb #9a3d03e0
+# %% ../nbs/06_attention.ipynb #6f5f84d1
 class CircularEncoding(nn.Module):
     "One learned number for each head and ⌈distance⌉"
-    def __init__(self, heads:int, grid=(16,16)):
+    def __init__(self,
+        heads:int,    # each has a table of its own
+        grid=(16,16), # (h, w) of the tokens: the table ends at its diagonal
+    ):
         super().__init__()
         h, w = grid
         self.table = nn.Parameter(torch.zeros(heads, math.ceil(math.hypot(h-1, w-1)) + 1))
@@ -42,14 +45,14 @@ class CircularEncoding(nn.Module):
 
     def extra_repr(self): return '{}, {}'.format(*self.table.shape)
 
-# %% ../nbs/06_attention.ipynb #ee6b257a
+# %% ../nbs/06_attention.ipynb #4f01a153
 _meet = {'same':          lambda q, k, v: q == k,
          'all':           lambda q, k, v: True,
          'cross_values':  lambda q, k, v: q == k == 0,
          'cross_keys':    lambda q, k, v: q == v == 0,
          'cross_queries': lambda q, k, v: k == v == 0}
 
-# %% ../nbs/06_attention.ipynb #49f5be04
+# %% ../nbs/06_attention.ipynb #977ce442
 def mixing_plan(
     mixing:str='same', # 'same', 'all', 'cross_values', 'cross_keys' or 'cross_queries'
     orders=(-1,0,1),
@@ -65,18 +68,18 @@ def mixing_plan(
         return list(dict.fromkeys((q, k) for q,k,v in met)), list(dict.fromkeys((v, p+v) for q,k,v in met))
     return {p: pairs(p) for p in sorted({q-k for q,k,v in triples})}
 
-# %% ../nbs/06_attention.ipynb #bc500c3b
+# %% ../nbs/06_attention.ipynb #37e1c3bd
 def _both(k):
     "Tokens k as reals (..., n, 2d), then ik: (..., 2n, 2d)"
     return torch.cat([k, as_reals(1j*as_complex(k))], -2)
 
-# %% ../nbs/06_attention.ipynb #607e58ec
+# %% ../nbs/06_attention.ipynb #3834f862
 def _modulus(s, eps):
     "√(|S|² + ε) of scores [Re S, Im S]"
     re, im = s.chunk(2, -1)
     return (re*re).addcmul_(im, im).add_(eps).sqrt_()
 
-# %% ../nbs/06_attention.ipynb #50ca8a76
+# %% ../nbs/06_attention.ipynb #ebdb7c1d
 class _Softmax(torch.autograd.Function):
     "softmax(|S|+b) of [Re S, Im S] (b, a, i, 2j): real (b, a, i, j), or with the phase of S as [Re A, Im A] (b, a, i, 2j)"
     @staticmethod
@@ -102,12 +105,12 @@ class _Softmax(torch.autograd.Function):
         ds = s.mul(dX.sub_(t.mul_(r)).mul_(r).unsqueeze(-2))
         return ds.addcmul_(g, r.mul_(A).unsqueeze(-2)).flatten(-2), db, None, None
 
-# %% ../nbs/06_attention.ipynb #c881510c
+# %% ../nbs/06_attention.ipynb #4fec05c0
 def _attend(q, k, v, bias, keep_phase, eps=1e-5):
     "Softmax(|q kᴴ| + bias) v for tokens as reals (b, a, n, 2d)"
     return _Softmax.apply(q @ _both(k).mT, bias, keep_phase, eps) @ (_both(v) if keep_phase else v)
 
-# %% ../nbs/06_attention.ipynb #0f41f409
+# %% ../nbs/06_attention.ipynb #ce5a8068
 def _tiles(q, k, v, bias, keep_phase, chunk):
     "`_attend` for a few samples, and `chunk` queries, at a time; bias: slice of queries → encoding"
     a, n, out = *q.shape[1:3], []
@@ -120,7 +123,7 @@ def _tiles(q, k, v, bias, keep_phase, chunk):
         out.append(torch.cat(rows, 2) if chunk else rows[0])
     return torch.cat(out)
 
-# %% ../nbs/06_attention.ipynb #ddbd6154
+# %% ../nbs/06_attention.ipynb #eedbe5bb
 class HAttention(nn.Module):
     "Multi-head self-attention between streams of rotation orders"
     def __init__(self,
@@ -147,12 +150,12 @@ class HAttention(nn.Module):
 
     def extra_repr(self): return f'{self.dim}, heads={self.heads}, mixing={self.mixing!r}, keep_phase={self.keep_phase}, chunk={self.chunk}'
 
-# %% ../nbs/06_attention.ipynb #5f1949e5
+# %% ../nbs/06_attention.ipynb #b8e2f29c
 def _select(z, have, want):
     "The streams of orders `want` among those of orders `have`"
     return z if tuple(want) == tuple(have) else z.index_select(1, torch.tensor([have.index(m) for m in want], device=z.device))
 
-# %% ../nbs/06_attention.ipynb #30b6ecae
+# %% ../nbs/06_attention.ipynb #6825fdc9
 @patch
 def _operands(self:HAttention, x):
     "For each p the queries, keys and values that meet, as reals (b, a, n, streams·2d)"
@@ -162,7 +165,7 @@ def _operands(self:HAttention, x):
         (m1, m2), (m3, _) = zip(*scored), zip(*summed)
         yield p, heads(self.Q, Q, m1) * (self.dim/self.heads)**-.5, heads(self.K, K, m2), heads(self.V, V, m3)
 
-# %% ../nbs/06_attention.ipynb #018be5df
+# %% ../nbs/06_attention.ipynb #959b7be7
 @patch
 def _bias(self:HAttention, x, grid):
     "The encoding of a slice of queries: looked up once for all, or, in chunks, for each anew"
@@ -174,7 +177,7 @@ def _bias(self:HAttention, x, grid):
     whole = self.rpe(grid)
     return lambda rows: whole
 
-# %% ../nbs/06_attention.ipynb #1476dc1c
+# %% ../nbs/06_attention.ipynb #98ff5540
 @patch
 def forward(self:HAttention,
     x:torch.Tensor,  # (b, m, n, dim), complex
@@ -188,7 +191,7 @@ def forward(self:HAttention,
         for (_, m), o in zip(summed, y): out[m] = out[m] + o if m in out else o
     return self.O(as_complex(rearrange([out[m] for m in self.orders], 'm b a n d -> b m n (a d)')))
 
-# %% ../nbs/06_attention.ipynb #24987013
+# %% ../nbs/06_attention.ipynb #20fa07a7
 @patch
 @torch.no_grad()
 def attention(self:HAttention, x, grid=None): # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
