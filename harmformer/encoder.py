@@ -5,23 +5,27 @@
 # %% auto #0
 __all__ = ['HMLP', 'HEncoderBlock']
 
-# %% ../nbs/07_encoder.ipynb #9ce27387
+# %% ../nbs/07_encoder.ipynb #de7c7601
 import torch
 from torch import nn
 from .attention import HAttention
 from .magnitude import CReLU, HDropout
 from .tokens import HLayerNorm, HLinear
 
-# %% ../nbs/07_encoder.ipynb #4ae05aa0
+# %% ../nbs/07_encoder.ipynb #addbc2e8
 class HMLP(nn.Module):
     "Two harmonic linear layers with a ℂ-ReLU between them, on tokens (b, m, n, dim)"
-    def __init__(self, dim:int, hidden:int, orders=(-1,0,1)):
+    def __init__(self,
+        dim:int,         # width of a token, per order
+        hidden:int,      # width between the two layers
+        orders=(-1,0,1), # of the streams
+    ):
         super().__init__()
         self.up, self.act, self.down = HLinear(dim, hidden, orders), CReLU(hidden, orders, dim=-1), HLinear(hidden, dim, orders)
 
     def forward(self, x): return self.down(self.act(self.up(x)))
 
-# %% ../nbs/07_encoder.ipynb #73a0dd53
+# %% ../nbs/07_encoder.ipynb #ddbf05fe
 class HEncoderBlock(nn.Module):
     "Pre-norm transformer block on tokens (b, m, n, dim): x + attention(norm x), then x + mlp(norm x)"
     def __init__(self,
