@@ -6,13 +6,14 @@
 __all__ = ['watch', 'HEReport', 'he_report', 'wilson', 'newcombe', 'stability_table', 'plot_polar', 'brightest', 'turned_view',
            'follows', 'turning_figure', 'turning_animation', 'relative_angle', 'view_figure', 'explore']
 
-# %% ../nbs/12_stability.ipynb #39e28048
+# %% ../nbs/12_stability.ipynb #3be58b0a
 import math, os, sys, torch
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch.nn.functional as F
 from copy import deepcopy
+from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
 from matplotlib.colors import LogNorm
 from pathlib import Path
@@ -20,7 +21,7 @@ from PIL import Image
 from .core import Harmformer, disc, phase_shift, pixel_grid, rotate_field, rotate_image, to_field, to_tokens
 from .fields import _canvas, _panel
 
-# %% ../nbs/12_stability.ipynb #00d05472
+# %% ../nbs/12_stability.ipynb #b696cc40
 def _as_field(y, orders, grid):
     "What a module gave out, as (field, orders); None if it is neither field, tokens, map nor vector"
     if not torch.is_tensor(y): return None
@@ -31,7 +32,7 @@ def _as_field(y, orders, grid):
     if y.ndim == 2: y = y[..., None, None]
     return (y[:, None] + 0j, (0,)) if y.ndim == 4 else None
 
-# %% ../nbs/12_stability.ipynb #becadbf7
+# %% ../nbs/12_stability.ipynb #e9944d81
 def _hooked(model, x, layers):
     "Name, field and orders of the outputs of the children, or of all modules, in the order of execution"
     seen, stem = [], getattr(model, 'stem', None)
@@ -46,7 +47,7 @@ def _hooked(model, x, layers):
         for h in hooks: h.remove()
     return seen
 
-# %% ../nbs/12_stability.ipynb #89e3f76b
+# %% ../nbs/12_stability.ipynb #bd0a67a6
 def watch(
     model,             # one of ours, or any `nn.Module` that takes images
     x:torch.Tensor,    # (b, c, h, w)
@@ -57,7 +58,7 @@ def watch(
     for name, z in model.stages(x): yield name, z, model.orders
     if isinstance(model, Harmformer): yield 'logits', *_as_field(model.head(to_tokens(z)), None, None)
 
-# %% ../nbs/12_stability.ipynb #31d0e92c
+# %% ../nbs/12_stability.ipynb #e1e3f506
 class HEReport:
     "HE error and floor of every stage, order and angle, in `table`: see `he_report`"
     def __init__(self, table, factor=1.5, tol=1e-3): self.table, self.factor, self.tol = table, factor, tol
@@ -74,8 +75,9 @@ class HEReport:
         t = self.table if order is None else self.table[self.table.order == order]
         return t.groupby(['stage', 'angle'], sort=False)[value].max().unstack()
 
-# %% ../nbs/12_stability.ipynb #1e051ca3
-def _by_stage(self, order=None):
+# %% ../nbs/12_stability.ipynb #95127695
+@patch
+def by_stage(self:HEReport, order=None):
     "A row for each stage: the largest error at quarter turns; between them, the typical error and floor, and the largest ratio of the two"
     t = self.table if order is None else self.table[self.table.order == order]
     exact = t.angle % 90 == 0
@@ -83,11 +85,13 @@ def _by_stage(self, order=None):
     between = t[~exact].assign(ratio=t.error/t.floor.clip(lower=1e-12))[['stage', 'error', 'floor', 'ratio']]
     return pd.concat([per_stage(t[exact][['stage', 'error']], 'max').rename(columns=dict(error='quarter turns')),
                       per_stage(between, dict(error='mean', floor='mean', ratio='max'))], axis=1).reindex(t.stage.unique())
-HEReport.by_stage = _by_stage
-HEReport._repr_html_ = lambda self: self.by_stage().to_html(float_format='{:.2g}'.format) + f'<p>culprit: {self.culprit}</p>'
-HEReport.__repr__ = lambda self: self.by_stage().to_string(float_format='{:.2g}'.format) + f'\nculprit: {self.culprit}'
 
-# %% ../nbs/12_stability.ipynb #513512b1
+@patch
+def _repr_html_(self:HEReport): return self.by_stage().to_html(float_format='{:.2g}'.format) + f'<p>culprit: {self.culprit}</p>'
+@patch
+def __repr__(self:HEReport): return self.by_stage().to_string(float_format='{:.2g}'.format) + f'\nculprit: {self.culprit}'
+
+# %% ../nbs/12_stability.ipynb #4f81bba3
 def _still(model):
     "A copy of `model` in the same mode, without dropout"
     model = deepcopy(model)
@@ -95,11 +99,11 @@ def _still(model):
         if 'Dropout' in type(m).__name__: m.eval()
     return model
 
-# %% ../nbs/12_stability.ipynb #50165a89
+# %% ../nbs/12_stability.ipynb #09393cfc
 def _in_lab(): return 'JPY_SESSION_NAME' in os.environ # jupyter_server tells its kernels; who executes a notebook for a page does not
 def _watched(): return _in_lab() or sys.stderr.isatty()
 
-# %% ../nbs/12_stability.ipynb #c22b5f9d
+# %% ../nbs/12_stability.ipynb #1c7a789b
 def _squares(model, x, base, degrees, layers):
     "Yield stage, order and four squares: of both differences, and of what they are relative to; `base`: the fields of `x`"
     there, exact = rotate_image(x, degrees), degrees % 90 == 0
@@ -110,7 +114,7 @@ def _squares(model, x, base, degrees, layers):
         again = z if exact else rotate_field(want, -degrees, orders)
         for m, *s in zip(orders, sq(t-want), sq(b-again), sq(want), sq(again)): yield name, m, np.array(s)
 
-# %% ../nbs/12_stability.ipynb #d67c4af5
+# %% ../nbs/12_stability.ipynb #1919228e
 @torch.no_grad()
 def he_report(
     model,                      # one of ours, or any `nn.Module` that takes images; in either mode
@@ -133,7 +137,7 @@ def he_report(
     rows = [(name, m, a, *np.sqrt(s[:2]/s[2:])) for (_, name, m, a), s in sorted(sums.items(), key=lambda o: o[0][0])]
     return HEReport(pd.DataFrame(rows, columns=['stage', 'order', 'angle', 'error', 'floor']))
 
-# %% ../nbs/12_stability.ipynb #315074a2
+# %% ../nbs/12_stability.ipynb #4c5b7eac
 def _heat(ax, grid, title, **kw):
     "One heat map: stages × angles"
     im = ax.imshow(grid, aspect='auto', **kw)
@@ -143,8 +147,9 @@ def _heat(ax, grid, title, **kw):
     ax.set_xlabel('degrees', fontsize=8)
     return im
 
-# %% ../nbs/12_stability.ipynb #75489038
-def _plot(self, order=None):
+# %% ../nbs/12_stability.ipynb #26628908
+@patch
+def plot(self:HEReport, order=None):
     "Heat maps over depth × angle: error, floor, and error in units of the floor; the culprit in red"
     error, floor = self.grid('error', order), self.grid('floor', order)
     fig, axs = plt.subplots(1, 3, figsize=(9.5, 1 + .22*max(len(error), 6)), dpi=80, sharey=True, layout='constrained')
@@ -158,21 +163,20 @@ def _plot(self, order=None):
         if label.get_text() == self.culprit: label.set(color='r', weight='bold')
     fig.suptitle(f'culprit: {self.culprit}' if self.culprit else 'every stage turns along', fontsize=10)
     return fig
-HEReport.plot = _plot
 
-# %% ../nbs/12_stability.ipynb #4b8c3e95
+# %% ../nbs/12_stability.ipynb #8d90ec71
 def wilson(share, n:int, z:float=1.96)->tuple: # (low, high)
     "Wilson's 95 % interval of a share found in n trials"
     middle, half = share + z*z/(2*n), z*np.sqrt(share*(1-share)/n + z*z/(4*n*n))
     return (middle - half)/(1 + z*z/n), (middle + half)/(1 + z*z/n)
 
-# %% ../nbs/12_stability.ipynb #d1b6ec84
+# %% ../nbs/12_stability.ipynb #848f15f0
 def newcombe(p, n:int, q, k:int)->tuple: # (low, high)
     "Newcombe's 95 % interval of the difference p − q of shares found in n and in k trials, from Wilson's of each"
     (l, u), (a, b) = wilson(p, n), wilson(q, k)
     return p - q - math.hypot(p - l, b - q), p - q + math.hypot(u - p, q - a)
 
-# %% ../nbs/12_stability.ipynb #dedb7d7b
+# %% ../nbs/12_stability.ipynb #a9523633
 def stability_table(
     by_angle:dict,     # {model: {angle: accuracy}}, from `accuracy_by_angle`
     n:int,             # images
@@ -185,32 +189,35 @@ def stability_table(
         return told(p, wilson(p, n)), told(q, wilson(q, n)), told(p - q, newcombe(p, n, q, n))
     return pd.DataFrame([row(acc) for acc in by_angle.values()], index=list(by_angle), columns=[*[f'{a}°' for a in angles], 'Δ'])
 
-# %% ../nbs/12_stability.ipynb #38b9845f
+# %% ../nbs/12_stability.ipynb #2f2171ff
 def plot_polar(
     by_angle:dict, # {model: {angle: accuracy}}
     n:int=None,    # images: draws the 95 % interval
-    rmin:float=0., # accuracy in the middle
+    rmin=0.,       # accuracy in the middle; a tuple: a panel for each
 ):
     "The paper's stability figure: the direction is the angle of the image, the radius the accuracy"
-    fig, ax = plt.subplots(figsize=(5, 4.4), dpi=80, layout='constrained', subplot_kw=dict(projection='polar'))
+    rmins = rmin if isinstance(rmin, (tuple, list)) else (rmin,)
+    fig, axs = plt.subplots(1, len(rmins), figsize=(5, 4.4) if len(rmins) == 1 else (4*len(rmins), 3.6), dpi=80,
+                            layout='constrained', squeeze=False, subplot_kw=dict(projection='polar'))
     plt.close(fig)
-    for name, acc in by_angle.items():
-        angles, shares = zip(*sorted((float(a) % 360, v) for a, v in acc.items()))
-        t, r = np.deg2rad([*angles, angles[0] + 360]), np.array([*shares, shares[0]])
-        line, = ax.plot(t, r, label=name)
-        if n: ax.fill_between(t, *wilson(r, n), color=line.get_color(), alpha=.25, lw=0)
-    ax.set_rlim(rmin, 1)
+    for ax, low in zip(axs[0], rmins):
+        for name, acc in by_angle.items():
+            angles, shares = zip(*sorted((float(a) % 360, v) for a, v in acc.items()))
+            t, r = np.deg2rad([*angles, angles[0] + 360]), np.array([*shares, shares[0]])
+            line, = ax.plot(t, r, label=name)
+            if n: ax.fill_between(t, *wilson(r, n), color=line.get_color(), alpha=.25, lw=0)
+        ax.set_rlim(low, 1)
     ax.legend(loc='lower right', bbox_to_anchor=(1.2, -.12))
     return fig
 
-# %% ../nbs/12_stability.ipynb #51275c03
+# %% ../nbs/12_stability.ipynb #6850f6b9
 def _attention_at(A, grid, point):
     "Attention map (h, w) of a point between tokens, from the maps A (n, n) of all tokens"
     h, w = grid
     at = torch.tensor([point.real*min(h, w)/w, -point.imag*min(h, w)/h], dtype=A.dtype, device=A.device)
     return F.grid_sample(A.mT.reshape(1, h*w, h, w), at.view(1, 1, 1, 2), align_corners=False, padding_mode='border').view(h, w)
 
-# %% ../nbs/12_stability.ipynb #04b4272c
+# %% ../nbs/12_stability.ipynb #9966570b
 @torch.no_grad()
 def brightest(model, image)->complex: # x + iy, in units of half the shorter side
     "The place of the token with the largest magnitude, seen from the middle"
@@ -218,7 +225,7 @@ def brightest(model, image)->complex: # x + iy, in units of half the shorter sid
     i, (px, py) = (z*disc(*z.shape, .9)).argmax().item(), pixel_grid(*z.shape)
     return complex(px.flatten()[i], py.flatten()[i]) * 2/min(z.shape)
 
-# %% ../nbs/12_stability.ipynb #313f4d77
+# %% ../nbs/12_stability.ipynb #cfe7f916
 @torch.no_grad()
 def turned_view(
     model,              # a `Harmformer` with an encoder, in eval mode
@@ -236,13 +243,13 @@ def turned_view(
     return dict(degrees=degrees, image=x[0], query=q, field=fields[stage][0, :, channel], attention=_attention_at(A, last.shape[-2:], q),
                 probs=model.head(to_tokens(last))[0].softmax(0))
 
-# %% ../nbs/12_stability.ipynb #486f3e16
+# %% ../nbs/12_stability.ipynb #e2028bd7
 def follows(a, b, degrees)->float:
     "Correlation of the map b (h, w), turned back by `degrees`, with the upright map a"
     inside = disc(*a.shape, device=a.device)
     return torch.corrcoef(torch.stack([a[inside], rotate_image(b, -degrees)[inside]]))[0, 1].item()
 
-# %% ../nbs/12_stability.ipynb #327af648
+# %% ../nbs/12_stability.ipynb #8ff646b3
 def _mark(ax, view, size=6):
     "The image, and a ring around the query"
     image, (h, w) = view['image'].cpu(), view['image'].shape[-2:]
@@ -255,7 +262,7 @@ def _warm(ax, A, vmax):
     ax.imshow(A.cpu(), cmap='inferno', vmin=0, vmax=vmax, interpolation='nearest')
     ax.set(xticks=[], yticks=[])
 
-# %% ../nbs/12_stability.ipynb #5b29536f
+# %% ../nbs/12_stability.ipynb #c7d23a06
 def turning_figure(
     model, image,                     # as in `turned_view`
     angles=(0, 30, 60, 90, 200),      # a column each
@@ -280,7 +287,7 @@ def turning_figure(
         col[-1].set_title(f"r = {follows(first['attention'], v['attention'], a):.3f}", fontsize=7, pad=2)
     return fig
 
-# %% ../nbs/12_stability.ipynb #381c3c1b
+# %% ../nbs/12_stability.ipynb #a12e7700
 def _frame(model, view, fmax, amax):
     "One frame of the animation, as a picture"
     fig, axs = plt.subplots(1, len(view['field']) + 2, figsize=(1.2*(len(view['field']) + 2), 1.4), dpi=80)
@@ -294,7 +301,7 @@ def _frame(model, view, fmax, amax):
     plt.close(fig)
     return res
 
-# %% ../nbs/12_stability.ipynb #c42e1533
+# %% ../nbs/12_stability.ipynb #444d5269
 def turning_animation(
     model, image,         # as in `turned_view`
     path,                 # of the GIF
@@ -314,7 +321,7 @@ def turning_animation(
     first.save(path, save_all=True, append_images=rest, duration=1000*seconds/len(frames), loop=0, optimize=True)
     return Path(path)
 
-# %% ../nbs/12_stability.ipynb #82acde3c
+# %% ../nbs/12_stability.ipynb #5230863c
 @torch.no_grad()
 def relative_angle(
     model,               # a `Harmformer` with order 1 or −1
@@ -332,10 +339,10 @@ def relative_angle(
     angle = torch.rad2deg(total.angle())
     return (angle, total.abs()/(za.norm(dim=(1, 2))*zb.norm(dim=(1, 2))).clamp(min=1e-12)) if coherence else angle
 
-# %% ../nbs/12_stability.ipynb #0f604d8b
+# %% ../nbs/12_stability.ipynb #026e22d1
 def view_figure(model, view, vocab=None):
     "A turned view as one row: image, field, attention, and the probabilities of the classes"
-    fig, axs = _canvas(1, len(view['field']) + 3, 1.5, wheel=False)
+    fig, axs = _canvas(1, len(view['field']) + 3, 1.5, wheel=True)
     _mark(axs[0, 0], view)
     for ax, m, z in zip(axs[0, 1:], model.orders, view['field']): _panel(ax, z, z.abs().max(), f'm = {m}')
     _warm(axs[0, -2], view['attention'], view['attention'].max())
@@ -347,7 +354,7 @@ def view_figure(model, view, vocab=None):
     for ax, s in ((axs[0, 0], f"{view['degrees']:g}°"), (axs[0, -2], 'attention'), (axs[0, -1], f'class {vocab[probs.argmax().item()]}')): ax.set_title(s, fontsize=8)
     return fig
 
-# %% ../nbs/12_stability.ipynb #f336effb
+# %% ../nbs/12_stability.ipynb #52e0dbe8
 def explore(
     model, image,            # as in `turned_view`
     degrees:float=30.,       # where the slider starts, and the angle of the picture
