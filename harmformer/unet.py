@@ -6,7 +6,7 @@
 __all__ = ['standard_colours', 'PlainUNet', 'HarmformerUNet', 'check_unet_input', 'tile_starts', 'segment', 'segmentation_scores',
            'score_images']
 
-# %% ../nbs/09_unet.ipynb #bb13a3c8
+# %% ../nbs/09_unet.ipynb #57900fa8
 import math, torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,15 +15,20 @@ from sklearn.metrics import roc_auc_score
 from . import core
 from .core import HConvBlock, HEncoderBlock, HLinear, as_orders, avg_pool, magnitude, rotate_image, to_field, to_tokens, upscale
 
-# %% ../nbs/09_unet.ipynb #92f87122
+# %% ../nbs/09_unet.ipynb #62b4b45f
 def standard_colours(x:torch.Tensor, eps:float=4e-4)->torch.Tensor: # (b, c, h, w) → the same
     "Mean 0 and deviation 1 for every colour of every image; deviations far below √eps stay small"
     return F.instance_norm(x, eps=eps)
 
-# %% ../nbs/09_unet.ipynb #4aa29e9f
+# %% ../nbs/09_unet.ipynb #5010a09e
 class PlainUNet(nn.Module):
     "An ordinary U-Net: images (b, in_channels, h, w) → logits (b, out_channels, h, w)"
-    def __init__(self, out_channels=1, in_channels=3, channels=(12,21,31), img_size=64):
+    def __init__(self,
+        out_channels:int=1,  # maps
+        in_channels:int=3,   # colours of the images
+        channels=(12,21,31), # of each level
+        img_size=64,         # as `HarmformerUNet` has; any size that `multiple` divides works
+    ):
         super().__init__()
         def conv(i, o): return [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
         def block(i, o): return nn.Sequential(*conv(i, o), *conv(o, o))
@@ -38,7 +43,7 @@ class PlainUNet(nn.Module):
         for block, skip in zip(self.up, skips[-2::-1]): x = block(torch.cat([upscale(x), skip], 1))
         return self.out(x)
 
-# %% ../nbs/09_unet.ipynb #2c570b97
+# %% ../nbs/09_unet.ipynb #deaa4be2
 class HarmformerUNet(nn.Module):
     "Segmentation that turns with the image: (b, in_channels, h, w) → logits (b, out_channels, h, w)"
     def __init__(self, out_channels:int=1, in_channels:int=3, *,
@@ -81,17 +86,17 @@ class HarmformerUNet(nn.Module):
         for _, z in self.stages(x): pass
         return self.out(magnitude(z).flatten(1, 2))
 
-# %% ../nbs/09_unet.ipynb #e0b84ab0
+# %% ../nbs/09_unet.ipynb #907cb914
 def check_unet_input(model, x):
     "Say what is wrong with the images `x`, if anything is"
     if x.ndim != 4 or x.shape[1] != model.in_channels: raise ValueError(f'images (b, {model.in_channels}, h, w) expected, got {tuple(x.shape)}')
     if any(n % model.multiple for n in x.shape[-2:]) or min(x.shape) == 0:
         raise ValueError(f'{x.shape[-2]}×{x.shape[-1]} pixels: both sides have to be multiples of {model.multiple}. `segment` takes images of any size')
 
-# %% ../nbs/09_unet.ipynb #5802124a
+# %% ../nbs/09_unet.ipynb #f6ffb389
 core.MAKERS.update(harmformer_unet=HarmformerUNet, unet=PlainUNet)
 
-# %% ../nbs/09_unet.ipynb #72de44af
+# %% ../nbs/09_unet.ipynb #e0b40108
 def tile_starts(n:int, size:int, overlap:float=.5)->list:
     "Where tiles of `size` start that cover `n` pixels and overlap by at least this share, the same from both ends"
     if n <= size: return [0]
@@ -99,7 +104,7 @@ def tile_starts(n:int, size:int, overlap:float=.5)->list:
     first = [i*(n-size)//(count-1) for i in range(count//2)]
     return first + [n-size-s for s in reversed(first)]
 
-# %% ../nbs/09_unet.ipynb #855c6b9c
+# %% ../nbs/09_unet.ipynb #ac366122
 @torch.no_grad()
 def segment(
     model,            # makes logits (b, out, size, size) of images (b, c, size, size)
@@ -126,7 +131,7 @@ def segment(
     model.train(training)
     return (total/weight)[:, :h, :w]
 
-# %% ../nbs/09_unet.ipynb #faae7de0
+# %% ../nbs/09_unet.ipynb #fafd4823
 def segmentation_scores(
     prob,      # (..., h, w), probabilities
     mask,      # as `prob`: 1 on vessels
@@ -139,7 +144,7 @@ def segmentation_scores(
     if y.all() or not y.any(): raise ValueError('the mask has only one class: there is nothing to tell apart')
     return dict(auc=float(roc_auc_score(y, p)), dice=float(2*(said & y).sum() / (said.sum() + y.sum())), accuracy=float((said == y).float().mean()))
 
-# %% ../nbs/09_unet.ipynb #e488ac5b
+# %% ../nbs/09_unet.ipynb #04d1af6b
 def score_images(
     model,
     items,            # dicts with image (c, h, w), mask and fov (1, h, w)
