@@ -125,8 +125,8 @@ PAPER = {
     'drive':          dict(model='harmformer_unet', epochs=20, bs=64, lr=.001, schedule='cosine'),
 }
 SMALL = dict(upscale=1, kernel_size=9)
-BUDGET = {'mnist-rot-test': dict(small=3, epochs=1, bs=16), 'rotated-mnist': dict(small=12, epochs=3, bs=16),
-          'cifar-rot-test': dict(small=3, epochs=1, bs=16), 'pcam': dict(small=10, epochs=1, bs=16, lr=.002),
+BUDGET = {'mnist-rot-test': dict(small=4, epochs=1, bs=16), 'rotated-mnist': dict(small=12, epochs=3, bs=16),
+          'cifar-rot-test': dict(small=3, epochs=1, bs=16, lr=.001), 'pcam': dict(small=10, epochs=1, bs=16, lr=.002),
           'drive': dict(size=4000, epochs=12, bs=16, lr=.01)}
 
 # %% ../nbs/11_train.ipynb #370da0b5
