@@ -23,16 +23,16 @@ VARIANTS = {  # question, variant: what differs from USUAL
     # what the paper compares
     ('norm', 'of H-Nets'): dict(norm='hnet'), ('norm', 'layer norm'): dict(norm='layer'),
     ('mixing', 'all orders'): dict(mixing='all'), ('mixing', 'cross values'): dict(mixing='cross_values'),
-    ('mixing', 'cross keys'): dict(mixing='cross_keys'), ('mixing', 'cross queries'): dict(mixing='cross_queries'),
     ('rpe', 'none'): dict(rpe=None), ('stem', 'shallow'): dict(model='harmformer_shallow'),
     ('ancestor', 'H-NeXt'): dict(model='hnext_mnist'), ('ancestor', 'H-Nets'): dict(model='hnet_mnist'),
-    # what it leaves open
     ('phase', 'kept'): dict(keep_phase=True),
+    # what it leaves open
     ('layer norm', 'over the map'): dict(layer_norm='map'), ('layer norm', 'ε = 1e-5'): dict(norm_eps=1e-5),
     ('statistics', 'shared by orders'): dict(stats='shared'), ('mask', 'none'): dict(mask=None), ('mask', 'circle'): dict(mask='circle'),
     ('dropout', '0.1'): dict(dropout=.1), ('label smoothing', 'none'): dict(label_smoothing=0.),
     ('rate', '0.002'): dict(lr=.002), ('rate', '0.008'): dict(lr=.008), ('schedule', 'cosine'): dict(schedule='cosine'),
     ('batch', '32'): dict(bs=32), ('optimizer', 'SGD, rate 0.1'): dict(optimizer='SGD', lr=.1),
+    ('mixing', 'cross keys'): dict(mixing='cross_keys'), ('mixing', 'cross queries'): dict(mixing='cross_queries'),
     ('averaging', 'of weights'): dict(average=.99), ('initial weights', 'doubled'): dict(initial=2.), ('initial weights', 'halved'): dict(initial=.5),
 }
 
