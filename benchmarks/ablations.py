@@ -25,8 +25,8 @@ VARIANTS = {  # question, variant: what differs from USUAL
     ('mixing', 'all orders'): dict(mixing='all'), ('mixing', 'cross values'): dict(mixing='cross_values'),
     ('rpe', 'none'): dict(rpe=None), ('stem', 'shallow'): dict(model='harmformer_shallow'),
     ('ancestor', 'H-NeXt'): dict(model='hnext_mnist'), ('ancestor', 'H-Nets'): dict(model='hnet_mnist'),
-    ('phase', 'kept'): dict(keep_phase=True),
     # what it leaves open
+    ('phase', 'kept'): dict(keep_phase=True),
     ('layer norm', 'over the map'): dict(layer_norm='map'), ('layer norm', 'ε = 1e-5'): dict(norm_eps=1e-5),
     ('statistics', 'shared by orders'): dict(stats='shared'), ('mask', 'none'): dict(mask=None), ('mask', 'circle'): dict(mask='circle'),
     ('dropout', '0.1'): dict(dropout=.1), ('label smoothing', 'none'): dict(label_smoothing=0.),

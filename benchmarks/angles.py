@@ -5,7 +5,7 @@
 import time
 from pathlib import Path
 import pandas as pd
-from fastcore.script import call_parse
+from fastcore.script import Param, call_parse
 from fastprogress.fastprogress import progress_bar
 from harmformer.core import load_model
 from harmformer.data import benchmark_dls
@@ -17,8 +17,8 @@ NBS = Path(__file__).resolve().parent.parent/'nbs'
 
 @call_parse
 def main(
-    weights:list[str],       # names or files
-    samples:int=1000,        # test images, the first ones
+    weights:Param('names of weights that come with the package, or files', str, nargs='+'),
+    samples:int=500,         # test images, the first ones
     step:int=15,             # degrees
     draw:str='mnist-rot-test', # benchmark of the front page's picture
 ):
