@@ -58,7 +58,9 @@ def angle_plot(title, folder='results', only=None, **kw):
     "Accuracy against the angle of the test images, as `benchmarks/angles.py` measured it, of all models or `only` one."
     rows = _of(pd.read_csv(Path(folder)/'angles.csv'), title)
     rows = rows[rows.model == only] if only else rows
-    return plot_polar({_name(n): dict(zip(o.angle, o.accuracy)) for n, o in rows.groupby('model', sort=False)}, n=rows.samples.iloc[0], **kw)
+    fig = plot_polar({_name(n): dict(zip(o.angle, o.accuracy)) for n, o in rows.groupby('model', sort=False)}, n=rows.samples.iloc[0], **kw)
+    fig.axes[0].set_rlabel_position(112)  # where no line passes
+    return fig
 
 
 def front_table(folder='results'):
@@ -67,7 +69,7 @@ def front_table(folder='results'):
     def line(title, ours, paper, plain, o): lines.append(f'| {title} | **{ours}** | {paper} | {plain} | {o.images_seen:,.0f} images, {o.seconds/60:.0f} min |')
     rows = read_rows(Path(folder)/'runs.csv')
     for title, group in rows.groupby('title', sort=False):
-        runs = our_runs(title, folder).dropna(subset='seconds').sort_values('valid_error')
+        runs = our_runs(title, folder).dropna(subset='seconds').sort_values('images_seen', ascending=False)  # a run's last stage
         ours, plain, paper = runs[runs.name == 'Harmformer'].iloc[0], runs[runs.name != 'Harmformer'], paper_figures(title.split(' (')[0], folder)
         paper = paper[paper.model == 'Harmformer'].average
         line(title, f'{ours.error:.2f} %', f'{paper.iloc[0]:.2f} %' if len(paper) else '', ', '.join(f'{o.error:.1f} % ({o["name"]})' for _, o in plain.iterrows()), ours)
