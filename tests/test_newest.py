@@ -47,6 +47,7 @@ def test_a_training_step_with_the_newest_fastai(tmp_path, wheel):
     run('-m', 'pip', 'install', '-q', '-U', *newest)
     run('-m', 'pip', 'install', '-q', '--no-deps', wheel)
 
+    assert run('-c', "from harmformer.core import create_model; print(create_model('harmformer_mnist', pretrained='mnist-rot-test').provenance['title'])").endswith('mnist-rot-test')
     got = json.loads(run('-c', STEP).splitlines()[-1])
     assert len(got['learnt']) > 2 and all(got['learnt'])
     for lib, (version, file) in got['libs'].items(): assert version == newest[lib][1] and file.startswith(site)
