@@ -24,13 +24,14 @@ def our_runs(title, folder='results'):
     "Our runs on a benchmark as `harmformer_eval --csv` left them, with errors in per cent."
     rows = _of(read_rows(Path(folder)/'runs.csv'), title)
     errors = {f'error{k}': 100*(1 - rows[f'test_{v}']) for k, v in {'': 'turned', '_0': 'at_0', '_45': 'at_45'}.items()}
-    return rows.assign(name=rows.model.map(_name), minutes=(rows.seconds/60).round(), valid_error=100*(1 - rows.turned), **errors)
+    whole = {k: rows[k].astype('Int64') for k in ('images_seen', 'seconds', 'epochs')}
+    return rows.assign(name=rows.model.map(_name), minutes=(rows.seconds/60).round().astype('Int64'), valid_error=100*(1 - rows.turned), **errors, **whole)
 
 
 def beside_paper(title, folder='results'):
     "Test errors of a benchmark in per cent, the paper's and ours, the best first."
     paper, ours = paper_figures(title, folder), our_runs(title, folder)
-    cost = ours.images_seen.map('{:,.0f}'.format) + ' images, ' + ours.minutes.map('{:.0f}'.format) + ' min, seed ' + ours.seed.astype(str)
+    cost = [f'{o.images_seen:,} images, {o.minutes} min, seed {o.seed}' for o in ours.itertuples()]
     table = pd.concat([paper.assign(where='paper, best run', cost=''), paper.dropna(subset='average').assign(where='paper, average', error=lambda o: o.average, cost=''),
                        ours.assign(model=ours.name, where='here', cost=cost, params=ours.params.map('{:,}'.format))])
     return table.sort_values('error', kind='stable')[['model', 'where', 'params', 'error', 'cost']].fillna('').set_index('model')
@@ -66,7 +67,7 @@ def angle_plot(title, folder='results', only=None, **kw):
 def front_table(folder='results'):
     "The front page's table, in Markdown."
     lines = ['| benchmark | Harmformer, here | in the paper | plain network, here | our training |', '|---|---|---|---|---|']
-    def line(title, ours, paper, plain, o): lines.append(f'| {title} | **{ours}** | {paper} | {plain} | {o.images_seen:,.0f} images, {o.seconds/60:.0f} min |')
+    def line(title, ours, paper, plain, o): lines.append(f'| {title} | **{ours}** | {paper} | {plain} | {int(o.images_seen):,} images, {o.seconds/60:.0f} min |')
     rows = read_rows(Path(folder)/'runs.csv')
     for title, group in rows.groupby('title', sort=False):
         runs = our_runs(title, folder).dropna(subset='seconds').sort_values('images_seen', ascending=False)  # a run's last stage

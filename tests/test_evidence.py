@@ -1,0 +1,44 @@
+"The figures that we show: each belongs to weights that ship or to a run that can be repeated, and the front page shows no older ones."
+import json
+from pathlib import Path
+
+import pandas as pd, pytest
+from harmformer.core import load_model
+from harmformer.data import benchmark_dls
+from harmformer.evidence import front_table, our_runs
+from harmformer.report import final_scores, read_rows
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT/'nbs'/'results'
+WEIGHTS = sorted(p.stem for p in (ROOT/'harmformer'/'weights').glob('*.safetensors'))
+
+
+def rows_of(weights):
+    "The rows of the results that name the very run which these weights say that they come from."
+    rows, said = pd.concat([read_rows(RESULTS/'runs.csv'), read_rows(RESULTS/'drive.csv')]), load_model(weights).provenance
+    return rows[(rows.title == said['title']) & (rows.commit == said['commit']) & (rows.seed == said['seed']) & ((rows.valid_loss - said['valid_loss']).abs() < 1e-9)]
+
+
+@pytest.mark.parametrize('weights', WEIGHTS)
+def test_weights_that_ship_have_their_row(weights): assert len(rows_of(weights)) == 1
+
+
+def test_eval_gives_the_row_again():
+    row, found = rows_of('digits').iloc[0], final_scores(load_model('digits'), benchmark_dls('digits', val_bs=100))
+    assert {k: row[f'test_{k}'] for k in found} == found
+
+
+def front_page(nb): return [''.join(o['data']['text/markdown']) for c in nb['cells'] if 'front_table()' in ''.join(c['source']) for o in c.get('outputs', [])]
+
+
+def test_front_page_shows_the_rows():
+    nb = json.loads((ROOT/'nbs'/'index.ipynb').read_text(encoding='utf-8'))
+    assert front_page(nb) == [front_table(RESULTS)]
+
+
+def test_a_row_more_changes_the_front_page(tmp_path):
+    for f in RESULTS.glob('*.csv'): (tmp_path/f.name).write_text(f.read_text())
+    better = read_rows(RESULTS/'runs.csv').query('model == "harmformer_mnist"').iloc[:1].assign(turned=1., test_turned=.9999)
+    pd.concat([read_rows(RESULTS/'runs.csv'), better]).to_csv(tmp_path/'runs.csv', index=False)
+    assert '0.01 %' in front_table(tmp_path) != front_table(RESULTS)
+    assert our_runs(better.title.iloc[0], tmp_path).error.min() == pytest.approx(.01)
