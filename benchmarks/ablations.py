@@ -33,7 +33,7 @@ VARIANTS = {  # question, variant: what differs from USUAL
     ('rate', '0.002'): dict(lr=.002), ('rate', '0.008'): dict(lr=.008), ('schedule', 'cosine'): dict(schedule='cosine'),
     ('batch', '32'): dict(bs=32), ('optimizer', 'SGD, rate 0.1'): dict(optimizer='SGD', lr=.1),
     ('mixing', 'cross keys'): dict(mixing='cross_keys'), ('mixing', 'cross queries'): dict(mixing='cross_queries'),
-    ('averaging', 'of weights'): dict(average=.99), ('initial weights', 'doubled'): dict(initial=2.), ('initial weights', 'halved'): dict(initial=.5),
+    ('averaging', 'weights and statistics'): dict(average=.99), ('initial weights', 'doubled'): dict(initial=2.), ('initial weights', 'halved'): dict(initial=.5),
 }
 
 
