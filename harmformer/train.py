@@ -216,20 +216,7 @@ class Checkpoint(Callback):
 
     def before_fit(self):
         self.saved = self.began = time.time()
-        if self.state is None: return
-        self.seconds = self.state['seconds']
-        if bar := getattr(getattr(self.learn, 'progress', None), 'mbar', None):
-            bar.main_bar.first_its = self.n_epoch   # epochs that took no time would make it expect more of them, and wait
-            bar.update(0)                           # it has to start before it can be further
-        r = self.recorder
-        r.values, r.losses, r.lrs, r.iters = [list(self.state[k]) for k in ('values', 'losses', 'lrs', 'iters')]
-        r.smooth_loss.val, r.smooth_loss.count = self.state['smooth_loss']
-        for cb in self.learn.cbs.filter(lambda o: isinstance(o, ReduceLROnPlateau)): cb.best, cb.wait = self.state['plateau']
-
-    def spent(self):
-        "Images and seconds so far, with those of an earlier stage"
-        images = (self.epoch+1) * len(self.dls.train) * self.dls.train.bs * max(1, num_distrib())
-        return {k: round(self.provenance.get(k, 0) + v) for k, v in dict(images_seen=images, seconds=self.seconds + time.time() - self.began).items()}
+        if self.state: self.restore()
 
     def before_epoch(self): self.dls.train.set_epoch(self.epoch)
     def before_batch(self): torch.manual_seed(((self.seed*100_003 + self.epoch)*100_003 + self.iter)*1009 + rank_distrib())
@@ -249,6 +236,26 @@ class Checkpoint(Callback):
         self.save(self.epoch+1, 0)
         names = self.recorder.metric_names[1:len(row)+1]
         write_whole(self.path/'log.csv', lambda p: pd.DataFrame(self.recorder.values, columns=list(names)).to_csv(p, index_label='epoch'))
+
+# %% ../nbs/11_train.ipynb #a1c0ffee
+@patch
+def restore(self:Checkpoint):
+    "Put log, progress bar and plateau back to where the interrupted run was"
+    self.seconds = self.state['seconds']
+    if bar := getattr(getattr(self.learn, 'progress', None), 'mbar', None):
+        bar.main_bar.first_its = self.n_epoch   # epochs that took no time would make it expect more of them, and wait
+        bar.update(0)                           # it has to start before it can be further
+    r = self.recorder
+    r.values, r.losses, r.lrs, r.iters = [list(self.state[k]) for k in ('values', 'losses', 'lrs', 'iters')]
+    r.smooth_loss.val, r.smooth_loss.count = self.state['smooth_loss']
+    for cb in self.learn.cbs.filter(lambda o: isinstance(o, ReduceLROnPlateau)): cb.best, cb.wait = self.state['plateau']
+
+# %% ../nbs/11_train.ipynb #b2c0ffee
+@patch
+def spent(self:Checkpoint):
+    "Images and seconds so far, with those of an earlier stage"
+    images = (self.epoch+1) * len(self.dls.train) * self.dls.train.bs * max(1, num_distrib())
+    return {k: round(self.provenance.get(k, 0) + v) for k, v in dict(images_seen=images, seconds=self.seconds + time.time() - self.began).items()}
 
 # %% ../nbs/11_train.ipynb #a7cf599f
 def _plain(o):
