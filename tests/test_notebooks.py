@@ -1,12 +1,17 @@
-"Each notebook, top to bottom in a fresh process, by nbdev_test: which has no time limit and prints no counts itself."
+"""Each notebook twice, top to bottom: by nbdev_test (which has no time limit and prints no counts itself), and in the kernel
+that JupyterLab starts, where a reader also sees what it shows: that must be as stored, and no warning."""
 import shutil, subprocess, sys
+from configparser import ConfigParser
 from pathlib import Path
 
-import pytest
+import nbformat, pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 import run
 
 ROOT = Path(__file__).parent.parent
+NOTEBOOKS = pytest.mark.parametrize('notebook', sorted(ROOT.glob('nbs/[!_]*.ipynb')), ids=lambda p: p.stem)
 MINUTES = 5
 
 
@@ -17,7 +22,7 @@ def nbdev_test(notebook, minutes=MINUTES, cwd=ROOT):
     return '' if r.returncode == 0 else f'{notebook.name} failed\n{r.stdout}{r.stderr}'
 
 
-@pytest.mark.parametrize('notebook', sorted(ROOT.glob('nbs/[!_]*.ipynb')), ids=lambda p: p.stem)
+@NOTEBOOKS
 def test_notebook(notebook):
     if problem := nbdev_test(notebook): pytest.fail(problem, pytrace=False)
 
@@ -27,6 +32,42 @@ def test_failing_notebooks_are_caught(tmp_path, make_nb):
     bad, slow = make_nb('90_bad', 'assert 1 == 2'), make_nb('91_slow', 'import time', 'time.sleep(60)')
     assert 'AssertionError' in nbdev_test(bad, cwd=tmp_path)
     assert 'did not end' in nbdev_test(slow, minutes=0.2, cwd=tmp_path)
+
+
+def shown(cell):
+    "What a reader sees below the cell: a text, a picture, a table, each once."
+    return {'text' if o.output_type == 'stream' else max(o.data, key=len) for o in cell.get('outputs', [])}
+
+
+def in_jupyter(notebook, minutes=MINUTES):
+    "What a reader who runs all of `notebook` in JupyterLab has against it: '' if nothing. Cells with a flag of settings.ini are left out."
+    settings = ConfigParser()
+    settings.read(ROOT/'settings.ini')
+    flags = tuple(f'#| {o}' for o in settings['DEFAULT']['tst_flags'].split())
+    nb = nbformat.read(notebook, 4)
+    nb.cells = [c for c in nb.cells if c.cell_type == 'code' and not c.source.startswith(flags)]
+    stored = [shown(c) for c in nb.cells]
+    try: NotebookClient(nb, timeout=60*minutes, kernel_name='python3', resources=dict(metadata=dict(path=notebook.parent))).execute()
+    except (CellExecutionError, CellTimeoutError) as e: return f'{notebook.name} failed\n{e}'
+    found = []
+    for c, old in zip(nb.cells, stored):
+        errors = ''.join(o.text for o in c.outputs if o.get('name') == 'stderr')
+        if errors: found.append(f'{c.source}\nwrites to stderr: {errors}')
+        if shown(c) != old: found.append(f'{c.source}\nshows {shown(c) or "nothing"}, stored is {old or "nothing"}')
+    return '\n\n'.join(found)
+
+
+@NOTEBOOKS
+def test_in_jupyter(notebook):
+    if problem := in_jupyter(notebook): pytest.fail(problem, pytrace=False)
+
+
+def test_what_jupyter_catches(make_nb):
+    assert 'AssertionError' in in_jupyter(make_nb('90_bad', 'assert 1 == 2'))
+    assert 'timed out' in in_jupyter(make_nb('91_slow', 'import time; time.sleep(60)'), minutes=0.05)
+    assert 'stderr: oh' in in_jupyter(make_nb('92_warns', 'import sys; print("oh", file=sys.stderr)'))
+    assert "stored is {'text'}" in in_jupyter(make_nb('93_old', 'x = 1'))
+    assert not in_jupyter(make_nb('94_good', 'print(1)', '#| slow\nassert 1 == 2'))
 
 
 def docs_step(root, tmp):
