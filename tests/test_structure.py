@@ -65,6 +65,21 @@ def tracebacks(root):
             if o['output_type'] == 'error' or 'Traceback (most recent call last)' in text(o)]
 
 
+def late_pictures(root, screen=50, width=110):
+    "Notebooks whose first picture cannot be seen in JupyterLab without scrolling. Long lines wrap; below a cell there is a margin."
+    def lines(text): return sum(1 + len(l)//width for l in text.splitlines())
+    def before(cells):
+        n = 0
+        for c in cells:
+            n += lines(c['source']) + 1
+            if c['cell_type'] == 'markdown' and '![' in c['source']: return n
+            for o in c.get('outputs', []):
+                if 'image/png' in o.get('data', {}): return n
+                n += lines(''.join(o.get('text') or o.get('data', {}).get('text/plain', '')))
+        return float('inf')
+    return [path.stem for path, cells in notebooks(root) if before(cells) > screen]
+
+
 def readme_differs(root):
     nb = json.loads((root/'nbs'/'index.ipynb').read_text(encoding='utf-8'))
     same = run.render_readme(nb) == (root/'README.md').read_text(encoding='utf-8')
@@ -92,8 +107,8 @@ def machine_names(root):
     return [f'{p.name}: {m[0].decode()}' for p in files if p.is_file() for m in pattern.finditer(p.read_bytes())]
 
 
-RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, readme_differs, not_in_reading_map,
-         not_in_sidebar, machine_names]
+RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, late_pictures, readme_differs,
+         not_in_reading_map, not_in_sidebar, machine_names]
 
 
 @pytest.mark.parametrize('rule', RULES, ids=lambda f: f.__name__)
@@ -132,6 +147,13 @@ def test_traceback_is_caught(tmp_path, make_nb):
     raised = make_nb('01_raised', '1/0', output='x')
     raised.write_text(raised.read_text().replace('"stream", "name": "stdout"', '"error", "ename": "E"'))
     assert len(tracebacks(tmp_path)) == 2
+
+
+def test_late_picture_is_caught(tmp_path, make_nb):
+    make_nb('00_good', title='Prose.\n'*40 + '![alt](a.png)')
+    make_nb('01_none', 'x = 1')
+    make_nb('02_late', title='Prose.\n'*60 + '![alt](a.png)')
+    assert late_pictures(tmp_path) == ['01_none', '02_late']
 
 
 def test_other_readme_is_caught(tmp_path, make_nb):
