@@ -130,10 +130,10 @@ class HAttention(nn.Module):
         dim:int,               # channels of the tokens; each head has dim/heads
         heads:int=1,
         orders=(-1,0,1),
-        mixing:str='same',     # which streams meet, see `mixing_plan`
+        mixing:str='same',     # which streams meet, see mixing_plan
         keep_phase:bool=False, # keep the phase of scores of order 0? (the others always keep it)
         rpe:str='circular',    # relative position encoding, or None
-        grid=(16,16),          # (h, w) of the tokens, unless `forward` is told otherwise
+        grid=(16,16),          # (h, w) of the tokens, unless forward is told otherwise
         chunk:int=None,        # so many queries at a time, computed again in the backward pass
     ):
         super().__init__()

@@ -34,7 +34,7 @@ class PlainCNN(nn.Sequential):
     def __init__(self, num_classes=10,
         in_channels=1,       # of the images
         channels=(20,40,64), # of each convolution; each halves the map
-        img_size=32,         # as `PlainViT` has; any size works
+        img_size=32,         # as PlainViT has; any size works
     ):
         conv = lambda i, o: nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(), nn.AvgPool2d(2))
         super().__init__(*map(conv, (in_channels, *channels), channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes))
@@ -85,10 +85,10 @@ class Harmformer(nn.Module):
         heads:int=1, head_dim:int=16, # a token has heads·head_dim channels per order
         mlp_ratio:float=2., dropout:float=.1,
         orders=(-1,0,1),        # of the streams
-        kernel_size:int=15, rings:int=3, engine:str='auto', # of all convolutions: see `HConv2d`
-        upscale:int=2, mask:str='tukey', norm:str='fused', stats:str='order', residual:bool=True, # of the stem: see `HStem`
-        layer_norm:str='token', norm_eps:float=1., # see `HEncoderBlock`
-        mixing:str='same', keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see `HAttention`
+        kernel_size:int=15, rings:int=3, engine:str='auto', # of all convolutions: see HConv2d
+        upscale:int=2, mask:str='tukey', norm:str='fused', stats:str='order', residual:bool=True, # of the stem: see HStem
+        layer_norm:str='token', norm_eps:float=1., # see HEncoderBlock
+        mixing:str='same', keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HAttention
     ):
         super().__init__()
         self.orders, self.img_size = as_orders(orders), (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
@@ -148,14 +148,14 @@ PRESETS = dict(
 )
 
 # %% ../nbs/08_core.ipynb #290ecd11
-MAKERS = dict(cnn=PlainCNN, vit=PlainViT) # what is no preset of `Harmformer`
+MAKERS = dict(cnn=PlainCNN, vit=PlainViT) # what is no preset of Harmformer
 
 # %% ../nbs/08_core.ipynb #460911ce
 def create_model(
-    name:str='harmformer_mnist', # one of `model_names()`
-    pretrained:str=None,         # a file of `save_model`, or the name of one that comes with the package: see `weight_names()`
+    name:str='harmformer_mnist', # one of model_names()
+    pretrained:str=None,         # a file of save_model, or the name of one that comes with the package: see weight_names()
     **overrides,                 # any argument of the model
-)->nn.Module:
+)->nn.Module:                    # in training mode
     "Make a model by name, with fresh or with trained weights"
     if pretrained: return load_model(pretrained, name, **overrides)
     if name not in model_names(): raise ValueError(f'no model is called {name!r}; there are {", ".join(model_names())}')
@@ -205,7 +205,7 @@ def params_by_part(model)->dict:
 # %% ../nbs/08_core.ipynb #e4e5cf4c
 @torch.no_grad()
 def summary(
-    model,        # a `Harmformer`
+    model,        # a Harmformer
     img_size=None # (h, w); None: as built
 ):
     "Stage, shape, orders and parameters, as a data frame"
@@ -262,10 +262,10 @@ def read_weights(path)->tuple: # (header, tensors)
 
 # %% ../nbs/08_core.ipynb #6b78ad76
 def load_model(
-    path,           # a file of `save_model`, or the name of one that comes with the package
+    path,           # a file of save_model, or the name of one that comes with the package
     name:str=None,  # if given, the model has to be this one
     **overrides,    # such as engine= or chunk=, which leave the weights as they are
-)->nn.Module:       # in eval mode; its `config` and `provenance` come from the file
+)->nn.Module:       # in eval mode; its config and provenance come from the file
     "Rebuild a saved model"
     header, tensors = read_weights(_weights_file(path))
     config = {**header['config'], **overrides}
@@ -287,7 +287,7 @@ def model_card(name)->str: # Markdown
 
 # %% ../nbs/08_core.ipynb #6f70fb23
 def adopt_weights(
-    model,  # a `Harmformer`, changed in place
+    model,  # a Harmformer, changed in place
     source, # another one, of the same widths, made for another resolution
 ):
     "Give `model` the weights of `source`, with circular encodings stretched to its grid"
@@ -295,7 +295,7 @@ def adopt_weights(
     for name, a in model.named_modules():
         if not (isinstance(a, HAttention) and a.rpe): continue
         b, key = source.get_submodule(name), f'{name}.rpe.table'
-        at = torch.arange(a.rpe.table.shape[1]) * b.grid[0]/a.grid[0]                # distances, in pixels of `source`
+        at = torch.arange(a.rpe.table.shape[1]) * b.grid[0]/a.grid[0]                # distances, in pixels of source
         low, last = at.long(), b.rpe.table.shape[1]-1
         left, right = [state[key][:, i.clamp(max=last)] for i in (low, low+1)]
         state[key] = torch.lerp(left, right, (at-low).to(left))

@@ -39,7 +39,7 @@ def _turn(x, degrees):
 
 # %% ../nbs/10_data.ipynb #9ea6a1e5
 def turn_images(
-    x:torch.Tensor, # (n, c, h, w) in uint8, square if an angle is to mean the same as in `rotate_image`
+    x:torch.Tensor, # (n, c, h, w) in uint8, square if an angle is to mean the same as in rotate_image
     degrees,        # one angle per image, counter-clockwise
     fill=0,         # grey level of what comes in from outside, one or one per channel
 )->torch.Tensor:    # (n, c, h, w) in uint8
@@ -265,7 +265,7 @@ def _plane(im, mask=False):
 # %% ../nbs/10_data.ipynb #68a3df55
 def read_drive(
     folder,               # with subfolders images, 1st_manual and mask, named as in DRIVE
-    need_masks:bool=True, # the images of the challenge's test set come without `1st_manual`
+    need_masks:bool=True, # the images of the challenge's test set come without 1st_manual
 )->list:                  # of dicts: name, image (3, h, w), mask and fov (1, h, w), in [0, 1]
     "Photographs of retinas with the masks of their vessels and of their fields of view"
     items = []
@@ -591,15 +591,15 @@ def _describe(dls, name, title, images=None, test_images=None, **kwargs):
 
 # %% ../nbs/10_data.ipynb #b252a7e8
 def benchmark_dls(
-    name:str='digits', # one of `benchmark_names()`, or a folder of your own pictures: see `read_folder`
+    name:str='digits', # one of benchmark_names(), or a folder of your own pictures: see read_folder
     bs:int=None,       # batch size, by default the paper's
     device=None,       # by default fastai's: a GPU where there is one
     seed:int=0,        # of the order of training samples and of augmentations; test sets and splits do not depend on it
-    size:int=None,     # use only so many training samples; with `drive`, patches per epoch
-    val_bs:int=None,   # batch size of everything but training, by default twice `bs`
+    size:int=None,     # use only so many training samples; with drive, patches per epoch
+    val_bs:int=None,   # batch size of everything but training, by default twice bs
     valid:int=None,    # use only so many validation images
     img_size:int=32,   # to which your own pictures are scaled; benchmarks have their sizes
-    rank:int=0, world_size:int=1, # which share of every batch, of how many: see `TensorDL.shard`
+    rank:int=0, world_size:int=1, # which share of every batch, of how many: see TensorDL.shard
 )->BenchmarkDLs:       # with c, vocab, n_in, img_size, benchmark, title and about
     "A benchmark as fastai DataLoaders: `train`, `valid`, `turned`, `test`, and `upright` where the test set is a turned one"
     if name not in _BENCHMARKS and not Path(name).is_dir():

@@ -36,7 +36,7 @@ class HEncoderBlock(nn.Module):
         dropout:float=0.,      # of what attention and perceptron add
         layer_norm:str='token',# over channels of each 'token', or over the whole 'map' (Lemma 5.3)
         norm_eps:float=1.,     # added to the deviation: what is small against it stays small
-        **attention,           # mixing, keep_phase, rpe, grid, chunk: see `HAttention`
+        **attention,           # mixing, keep_phase, rpe, grid, chunk: see HAttention
     ):
         super().__init__()
         self.norm1, self.norm2 = [HLayerNorm(dim, layer_norm, norm_eps) for _ in range(2)]

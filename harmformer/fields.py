@@ -93,7 +93,7 @@ def rotate_field(
     z:torch.Tensor,    # (b, m, c, h, w), complex
     degrees,           # counter-clockwise; one angle, or one per sample
     orders=(-1,0,1),   # of the m streams
-    mode:str='bilinear', # as in `rotate_image`
+    mode:str='bilinear', # as in rotate_image
 )->torch.Tensor:       # (b, m, c, h, w)
     "Turn a field: the map turns, and stream m is multiplied by e^{imα}"
     orders = check_field(z, orders)
@@ -184,9 +184,9 @@ def he_error(
     layer,               # image or field → field, map of one order, or vector (invariant)
     x:torch.Tensor,      # image (b, c, h, w) or field (b, m, c, h, w)
     degrees:float,       # counter-clockwise
-    in_orders=(-1,0,1),  # of `x`, if it is a field
+    in_orders=(-1,0,1),  # of x, if it is a field
     out_orders=(-1,0,1), # of the output, if it is complex
-    radius:float=None,   # compare only inside this `disc`
+    radius:float=None,   # compare only inside this disc
 )->dict:                 # {m: ‖F_m([x]^α) − e^{imα}[F_m(x)]^α‖ / ‖F_m(x)‖}
     "How far `layer` is from Def. 4.2, for each order of its output"
     got, orders = _streams(layer(_turn(x, degrees, in_orders)), out_orders)
@@ -216,10 +216,10 @@ def _show_rows(rows, titles):
 # %% ../nbs/00_fields.ipynb #5f8f266b
 @torch.no_grad()
 def show_equivariance(
-    layer, x,                # as in `he_error`; shows the first sample
+    layer, x,                # as in he_error; shows the first sample
     degrees=(0,30,45,60,90), # a column each
     order:int=1,             # the stream to look at
-    in_orders=(-1,0,1), out_orders=(-1,0,1), # as in `he_error`
+    in_orders=(-1,0,1), out_orders=(-1,0,1), # as in he_error
     channel:int=0,           # of the output
     gain:float=5.,           # the difference is drawn this much brighter
     radius:float=None,       # of the errors in the titles
@@ -289,7 +289,7 @@ def _middle(z):
 # %% ../nbs/00_fields.ipynb #a649ad2c
 @torch.no_grad()
 def analytic_he_error(
-    layer,               # as in `he_error`
+    layer,               # as in he_error
     degrees:float,       # any angle
     n=65,                # pixels of a side; odd, so that the middle is a pixel
     in_orders=None,      # the layer takes images, or fields of these orders

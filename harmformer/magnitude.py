@@ -40,7 +40,7 @@ class _Magnitude(torch.autograd.Function):
     def backward(ctx, g): return torch.complex(*[o*g for o in ctx.saved_tensors]), None    # ∂X/∂z = z/X
 
 # %% ../nbs/03_magnitude.ipynb #27e80d8c
-def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, shape of `z`
+def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # real, shape of z
     "√(|z|² + ε): the magnitude, with a gradient that is 0 at 0"
     return _Magnitude.apply(z, eps)
 
@@ -58,7 +58,7 @@ class _AllSum(torch.autograd.Function):
 # %% ../nbs/03_magnitude.ipynb #9eff0689
 def _together(): return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
-def all_sum(x:torch.Tensor)->torch.Tensor: # as `x`
+def all_sum(x:torch.Tensor)->torch.Tensor: # as x
     "The sum of `x` over all processes that train together; with one process `x` itself"
     return _AllSum.apply(x) if _together() else x
 
@@ -122,11 +122,11 @@ class _Rescale(torch.autograd.Function):
 # %% ../nbs/03_magnitude.ipynb #01c96b87
 def crelu(
     z:torch.Tensor, # complex
-    b,              # real, broadcasts to `z`
-    a=None,         # real, broadcasts to `z`; 1 by default
-    eps:float=1e-5, # as in `magnitude`
+    b,              # real, broadcasts to z
+    a=None,         # real, broadcasts to z; 1 by default
+    eps:float=1e-5, # as in magnitude
     mask=None,      # real (h, w), multiplied on the way
-)->torch.Tensor:    # as `z`
+)->torch.Tensor:    # as z
     "ℂ-ReLU_b (Def. A.1), or ℂ-ReLU_{a,b} (Def. A.2) if `a` is given"
     a, b = [torch.as_tensor(o, dtype=z.real.dtype, device=z.device) for o in (1. if a is None else a, b)]
     a, b = torch.broadcast_tensors(*[o[(None,)*(z.ndim-o.ndim)] for o in (a, b)])
@@ -148,7 +148,7 @@ class CReLU(nn.Module):
         orders=None,      # parameters of their own for each of these orders; None: shared by all
         dim:int=2,        # axis of the channels: 2 for fields (b, m, c, h, w), -1 for tokens (b, m, n, c)
         scale:bool=False, # learn a as well (Def. A.2)?
-        eps:float=1e-5,   # as in `magnitude`
+        eps:float=1e-5,   # as in magnitude
     ):
         super().__init__()
         shape = (channels,) if orders is None else (len(as_orders(orders)), channels)
@@ -189,7 +189,7 @@ class _MagnitudeNorm(nn.Module):
     def forward(self,
         z:torch.Tensor,     # (b, m, c, h, w), complex
         mask=None,          # real (h, w), multiplied on the way
-    )->torch.Tensor:        # as `z`
+    )->torch.Tensor:        # as z
         check_field(z, self.orders)
         if z.shape[2] != self.channels: raise ValueError(f'{self.channels} channels expected, got {z.shape[2]} in {tuple(z.shape)}')
         a, b = [o.expand_as(self.running_mean) for o in (self.a, self.b)]
@@ -239,7 +239,7 @@ def standardize(
     z:torch.Tensor, # complex
     dims,           # the axes to standardise over
     eps:float=1e-5, # added to the standard deviation
-)->torch.Tensor:    # as `z`
+)->torch.Tensor:    # as z
     "(z−μ)/(σ+ε) with the complex mean μ and σ² the mean of |z−μ|²"
     v = torch.view_as_real(z.resolve_conj())
     dims = [d % z.ndim for d in dims]
@@ -260,7 +260,7 @@ class HDropout(nn.Module):
     def __init__(self,
         p:float=0.5,
         mode:str='element', # drop single values, or a whole 'channel' of a sample and order
-        dim:int=2,          # axis of the channels, as in `CReLU`
+        dim:int=2,          # axis of the channels, as in CReLU
     ):
         super().__init__()
         if not 0 <= p < 1: raise ValueError(f'p has to be in [0, 1), got {p}')

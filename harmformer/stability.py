@@ -49,7 +49,7 @@ def _hooked(model, x, layers):
 
 # %% ../nbs/12_stability.ipynb #bd0a67a6
 def watch(
-    model,             # one of ours, or any `nn.Module` that takes images
+    model,             # one of ours, or any nn.Module that takes images
     x:torch.Tensor,    # (b, c, h, w)
     layers:bool=False, # every module inside, instead of the stages or children
 ):
@@ -117,7 +117,7 @@ def _squares(model, x, base, degrees, layers):
 # %% ../nbs/12_stability.ipynb #1919228e
 @torch.no_grad()
 def he_report(
-    model,                      # one of ours, or any `nn.Module` that takes images; in either mode
+    model,                      # one of ours, or any nn.Module that takes images; in either mode
     images:torch.Tensor,        # (b, c, h, w)
     angles=range(0, 360, 30),   # degrees
     layers:bool=False,          # look at every module inside, instead of the stages or children
@@ -178,7 +178,7 @@ def newcombe(p, n:int, q, k:int)->tuple: # (low, high)
 
 # %% ../nbs/12_stability.ipynb #a9523633
 def stability_table(
-    by_angle:dict,     # {model: {angle: accuracy}}, from `accuracy_by_angle`
+    by_angle:dict,     # {model: {angle: accuracy}}, from accuracy_by_angle
     n:int,             # images
     angles=(0, 45),    # without and with interpolation, as in the paper
 )->pd.DataFrame:
@@ -228,7 +228,7 @@ def brightest(model, image)->complex: # x + iy, in units of half the shorter sid
 # %% ../nbs/12_stability.ipynb #cfe7f916
 @torch.no_grad()
 def turned_view(
-    model,              # a `Harmformer` with an encoder, in eval mode
+    model,              # a Harmformer with an encoder, in eval mode
     image:torch.Tensor, # (c, h, w), upright
     degrees:float,      # turn it by this
     query:complex,      # the point whose attention is shown: x + iy on the upright image, in units of half the shorter side
@@ -264,10 +264,10 @@ def _warm(ax, A, vmax):
 
 # %% ../nbs/12_stability.ipynb #c7d23a06
 def turning_figure(
-    model, image,                     # as in `turned_view`
+    model, image,                     # as in turned_view
     angles=(0, 30, 60, 90, 200),      # a column each
-    query:complex=None,               # None: the `brightest` token
-    **kwargs,                         # `stage`, `channel`, `block` of `turned_view`
+    query:complex=None,               # None: the brightest token
+    **kwargs,                         # stage, channel, block of turned_view
 ):
     "Figure 1: the image, its field in each order, magnitude and attention turned back, with their correlation to the first column"
     query = brightest(model, image) if query is None else query
@@ -303,13 +303,13 @@ def _frame(model, view, fmax, amax):
 
 # %% ../nbs/12_stability.ipynb #444d5269
 def turning_animation(
-    model, image,         # as in `turned_view`
+    model, image,         # as in turned_view
     path,                 # of the GIF
     step:float=12.,       # degrees between frames
     seconds:float=4.,     # for a whole turn
     query:complex=None, colors:int=96,
-    **kwargs,             # `stage`, `channel`, `block` of `turned_view`
-)->Path:
+    **kwargs,             # stage, channel, block of turned_view
+)->Path:                  # of the file
     "Write a GIF of an image that turns once, with its field and the attention of one point"
     query = brightest(model, image) if query is None else query
     views = [turned_view(model, image, a, query, **kwargs) for a in np.arange(0, 360, step).tolist()]
@@ -324,7 +324,7 @@ def turning_animation(
 # %% ../nbs/12_stability.ipynb #5230863c
 @torch.no_grad()
 def relative_angle(
-    model,               # a `Harmformer` with order 1 or −1
+    model,               # a Harmformer with order 1 or −1
     a, b,                # (b, c, h, w): two views of the same objects
     stage:str=None,      # where to read the phase; None: the end of the stem
     coherence:bool=False,# also how well the channels agree, in [0, 1]
@@ -356,11 +356,11 @@ def view_figure(model, view, vocab=None):
 
 # %% ../nbs/12_stability.ipynb #52e0dbe8
 def explore(
-    model, image,            # as in `turned_view`
+    model, image,            # as in turned_view
     degrees:float=30.,       # where the slider starts, and the angle of the picture
     query:complex=None, vocab=None,
     live:bool=None,          # slider or picture; None: a slider in JupyterLab, where ipywidgets is installed
-    **kwargs,                # `stage`, `channel`, `block` of `turned_view`
+    **kwargs,                # stage, channel, block of turned_view
 ):
     "A slider that turns the image, and what the model sees and says; a picture where there is nobody to move it"
     query = brightest(model, image) if query is None else query

@@ -114,11 +114,11 @@ class HConvBlock(nn.Module):
         dropout:float=0.,       # of whole channels
         orders=(-1,0,1),        # of the streams
         in_orders=None,         # of the input if they are others, which cannot be skipped around: (0,) for images
-        kernel_size:int=15, rings:int=3, # as in `HConv2d`
+        kernel_size:int=15, rings:int=3, # as in HConv2d
         norm:str='fused',       # 'fused' (Def. A.4), 'hnet' (Def. A.3 and A.1) or 'layer' (Lemma 5.3)
-        mask:str='tukey',       # as in `radial_mask`, after every convolution
-        engine:str='auto',      # as in `HConv2d`
-        stats:str='order',      # as in `HNormAct`
+        mask:str='tukey',       # as in radial_mask, after every convolution
+        engine:str='auto',      # as in HConv2d
+        stats:str='order',      # as in HNormAct
         residual:bool=True,     # H-Nets have none
     ):
         super().__init__()
@@ -153,8 +153,8 @@ class HStem(nn.Module):
         channels=(8,16),      # of each block
         convs=2, dropout=0., pools=True, # of each block; one value for all, or a tuple
         upscale:int=2,        # enlarge images by this factor
-        orders=(-1,0,1), mask:str='tukey', # as in `HConvBlock`
-        **kwargs,             # `kernel_size`, `rings`, `norm`, `engine`, `stats`, `residual` as in `HConvBlock`
+        orders=(-1,0,1), mask:str='tukey', # as in HConvBlock
+        **kwargs,             # kernel_size, rings, norm, engine, stats, residual as in HConvBlock
     ):
         super().__init__()
         channels = tuple(channels)

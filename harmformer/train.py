@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'SMALL', 'BUDGET', 'TurnedAccuracy', 'accuracy_on', 'MapScore', 'map_scores', 'reuse_memory',
-           'harmformer_learner', 'recipe', 'schedule_cbs', 'ShareTrainer', 'start_processes', 'from_first',
-           'first_before_others', 'write_whole', 'Checkpoint', 'fit', 'accuracy_by_angle', 'check_room',
-           'seconds_per_step', 'human_time']
+           'harmformer_learner', 'recipe', 'schedule_cbs', 'start_processes', 'from_first', 'first_before_others',
+           'write_whole', 'Checkpoint', 'fit', 'accuracy_by_angle', 'check_room', 'seconds_per_step', 'human_time']
 
 # %% ../nbs/11_train.ipynb #4480ded4
 import ctypes, json, os, platform, shutil, signal, subprocess, sys, time, torch
@@ -85,7 +84,7 @@ class _Learner(Learner):
     def to_distributed(self, sync_bn=True, **kwargs):
         if num_distrib() < 2: return self
         cpu = not torch.cuda.is_available()
-        self.add_cb(ShareTrainer(sync_bn and not cpu, cpu=cpu, **kwargs))
+        self.add_cb(_ShareTrainer(sync_bn and not cpu, cpu=cpu, **kwargs))
         if rank_distrib(): self.remove_cb(ProgressCallback)
         return self
 
@@ -98,13 +97,13 @@ def reuse_memory()->bool: # whether it could be done
 
 # %% ../nbs/11_train.ipynb #23d265ba
 def harmformer_learner(
-    dls,                        # from `benchmark_dls`, or any DataLoaders with c, n_in and img_size
-    model='harmformer_mnist',   # a name for `create_model`, or a module
+    dls,                        # from benchmark_dls, or any DataLoaders with c, n_in and img_size
+    model='harmformer_mnist',   # a name for create_model, or a module
     lr:float=3e-3, wd:float=.01, label_smoothing:float=.1,
     metrics=None,               # by default accuracy, upright and turned
     cbs=None,                   # more callbacks
     **overrides,                # arguments of the model
-)->Learner:
+)->Learner:                     # for fit
     "A fastai Learner with AdamW, for the classes and images of `dls`"
     if str(dls.device).startswith('cpu'): reuse_memory()
     maps = getattr(dls, 'images', None) is not None                         # segmentation
@@ -134,7 +133,7 @@ def recipe(
     benchmark:str='digits',
     budget:bool=False, # the form for a CPU
     **changes,         # anything that is not None replaces what the recipe says
-)->dict:
+)->dict:               # for harmformer_learner and fit
     "Settings of a training run: model and its arguments, epochs (before them some in `small` form), bs, lr, wd, label_smoothing, schedule"
     own = benchmark not in PAPER and Path(benchmark).is_dir()
     if benchmark not in PAPER and not own: raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}, or give a folder of your own pictures')
@@ -153,7 +152,7 @@ def schedule_cbs(schedule:str, lr:float)->list:
     raise ValueError(f"schedule is 'onecycle', 'cosine', 'plateau' or 'flat', got {schedule!r}")
 
 # %% ../nbs/11_train.ipynb #07c8a6e3
-class ShareTrainer(DistributedTrainer):
+class _ShareTrainer(DistributedTrainer):
     "fastai's DistributedTrainer for loaders that can `shard` themselves, on CPUs too"
     def _wrap_dl(self, dl):
         if not hasattr(dl, 'shard'): return super()._wrap_dl(dl)
@@ -283,7 +282,7 @@ def save(self:Checkpoint, epoch, done):
 
 # %% ../nbs/11_train.ipynb #5666f97a
 def fit(
-    learn,                # from `harmformer_learner`
+    learn,                # from harmformer_learner
     epochs:int, lr:float,
     schedule:str='onecycle',
     path=None,            # folder for checkpoints, log and best weights; None: keep nothing
@@ -324,7 +323,7 @@ def polite(self:Checkpoint):
 @torch.no_grad()
 def accuracy_by_angle(
     model,            # or a Learner; evaluated in eval mode
-    dataset,          # an `ImageSet` of upright images, such as `dls.upright.dataset`
+    dataset,          # an ImageSet of upright images, such as dls.upright.dataset
     angles,           # degrees
     n:int=None,       # so many images only, evenly spread over the set
     bs:int=100,

@@ -27,7 +27,7 @@ class PlainUNet(nn.Module):
         out_channels:int=1,  # maps
         in_channels:int=3,   # colours of the images
         channels=(12,21,31), # of each level
-        img_size=64,         # as `HarmformerUNet` has; any size that `multiple` divides works
+        img_size=64,         # as HarmformerUNet has; any size that multiple divides works
     ):
         super().__init__()
         def conv(i, o): return [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
@@ -51,8 +51,8 @@ class HarmformerUNet(nn.Module):
         channels=(8,16),        # of each level, before pooling
         convs:int=2,            # convolutions of a block on the way down; on the way up there is one
         depth:int=2, heads:int=2, head_dim:int=8, mlp_ratio:float=2., dropout:float=0., # of the encoders at the bottom
-        orders=(-1,0,1), kernel_size:int=9, rings:int=3, norm:str='fused', stats:str='order', engine:str='auto', # see `HConvBlock`
-        layer_norm:str='token', norm_eps:float=1., mixing:str='same', keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see `HEncoderBlock`
+        orders=(-1,0,1), kernel_size:int=9, rings:int=3, norm:str='fused', stats:str='order', engine:str='auto', # see HConvBlock
+        layer_norm:str='token', norm_eps:float=1., mixing:str='same', keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HEncoderBlock
     ):
         super().__init__()
         self.orders, self.in_channels, self.multiple = as_orders(orders), in_channels, 2**len(channels)
@@ -134,8 +134,8 @@ def segment(
 # %% ../nbs/09_unet.ipynb #fafd4823
 def segmentation_scores(
     prob,      # (..., h, w), probabilities
-    mask,      # as `prob`: 1 on vessels
-    fov=None,  # as `prob`: 1 inside the field of view; None: everything counts
+    mask,      # as prob: 1 on vessels
+    fov=None,  # as prob: 1 inside the field of view; None: everything counts
 )->dict:       # auc, dice and accuracy
     "Area under the ROC curve, and Dice and accuracy at a threshold of 1/2"
     p, y = [o.detach().cpu().flatten() for o in (prob, mask)]
@@ -149,8 +149,8 @@ def score_images(
     model,
     items,            # dicts with image (c, h, w), mask and fov (1, h, w)
     degrees:float=0., # turn them first
-    **kwargs,         # of `segment`
-)->dict:              # as `segmentation_scores`
+    **kwargs,         # of segment
+)->dict:              # as segmentation_scores
     "Segment whole images and compare with their masks inside the field of view"
     turned = [[rotate_image(o[k], degrees) for k in ('image', 'mask', 'fov')] for o in items]
     probs = torch.cat([segment(model, image, **kwargs).cpu().flatten() for image, _, _ in turned])

@@ -1,6 +1,6 @@
 """Each notebook twice, top to bottom: by nbdev_test (which has no time limit and prints no counts itself), and in the kernel
 that JupyterLab starts, where a reader also sees what it shows: that must be as stored, and no warning."""
-import shutil, subprocess, sys
+import re, shutil, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -79,8 +79,16 @@ def docs_step(root, tmp):
     return '' if r.returncode == 0 and made >= {p.name for p in root.glob('nbs/[!_]*.ipynb')} else f'made only {made}\n{r.stderr}'
 
 
+def odd_signatures(folder):
+    "Lines of the API pages below `folder` where a link or an address in memory stands in the middle of code."
+    outputs = [o for p in folder.glob('*.ipynb') for c in nbformat.read(p, 4).cells for o in c.get('outputs', [])]
+    code = [b for o in outputs for b in re.findall(r'```python\n(.*?)```', o.get('data', {}).get('text/markdown', ''), re.S)]
+    return [l for b in code for l in b.splitlines() if re.search(r'\]\(http|object at 0x', l)]
+
+
 def test_docs_step(tmp_path):
     if problem := docs_step(ROOT, tmp_path): pytest.fail(problem, pytrace=False)
+    assert odd_signatures(tmp_path/'_proc') == []
 
 
 def test_failing_docs_step_is_caught(tmp_path, tmp_path_factory, make_nb):
@@ -88,3 +96,12 @@ def test_failing_docs_step_is_caught(tmp_path, tmp_path_factory, make_nb):
     (tmp_path/'harmformer').mkdir()
     make_nb('00_a', 'x = 1', '#| export\ndef f(a=x): return a')  # the site's step runs the exported cell without the one before
     assert "name 'x' is not defined" in docs_step(tmp_path, tmp_path_factory.mktemp('site'))
+
+
+def test_odd_signature_is_caught(tmp_path, make_nb):
+    path = make_nb('00_a', 'show_doc(f)')
+    nb = nbformat.read(path, 4)
+    page = '```python\ndef f(\n    a, # see [`g`](https://x)\n):\n```\n\nSee [`g`](https://x)'
+    nb.cells[1].outputs = [nbformat.v4.new_output('display_data', {'text/markdown': page})]
+    nbformat.write(nb, path)
+    assert odd_signatures(path.parent) == ['    a, # see [`g`](https://x)']
