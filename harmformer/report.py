@@ -200,8 +200,8 @@ def harmformer_train(
     rival = rival or ('unet' if benchmark == 'drive' else 'cnn')
     for m in (settings['model'], rival):
         if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
-    usual = settings.pop('size', None)
-    size = size or usual
+    usual = {k: settings.pop(k, None) for k in ('size', 'valid')}
+    size, valid = size or usual['size'], valid or usual['valid']
     try: create_model(settings['model'], **{k: v for k, v in settings.items() if k not in TRAINING})
     except (TypeError, ValueError) as e: raise SystemExit(f'--set: {e}')
     world = start_processes()

@@ -124,9 +124,11 @@ PAPER = {
     'drive':          dict(model='harmformer_unet', epochs=20, bs=64, lr=.001, schedule='cosine'),
 }
 SMALL = dict(upscale=1, kernel_size=9)
-BUDGET = {'mnist-rot-test': dict(small=4, epochs=1, bs=16), 'rotated-mnist': dict(small=12, epochs=3, bs=16),
-          'cifar-rot-test': dict(small=3, epochs=1, bs=16, lr=.001), 'pcam': dict(small=10, epochs=1, bs=16, lr=.002),
-          'drive': dict(size=4000, epochs=12, bs=16, lr=.01)}
+BUDGET = {
+    'mnist-rot-test': dict(small=4, epochs=1, bs=16, valid=2000), 'rotated-mnist': dict(small=10, epochs=2, bs=16),
+    'cifar-rot-test': dict(epochs=5, bs=16, lr=.001, valid=2000, **SMALL), 'pcam': dict(small=6, epochs=1, bs=16, lr=.002),
+    'drive': dict(size=4000, epochs=12, bs=16, lr=.01),
+}
 
 # %% ../nbs/11_train.ipynb #370da0b5
 def recipe(
@@ -139,7 +141,7 @@ def recipe(
     if benchmark not in PAPER and not own: raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}, or give a folder of your own pictures')
     res = {**dict(wd=.01, label_smoothing=.1), **PAPER['digits' if own else benchmark]}
     if budget and benchmark in BUDGET: res = {**res, **dict(lr=.004, schedule='onecycle', dropout=0.), **BUDGET[benchmark]}
-    if changes.get('model') in ('cnn', 'vit', 'unet'): res = {k: v for k, v in res.items() if k not in ('dropout', 'small')} # plain ones have neither
+    if changes.get('model') in ('cnn', 'vit', 'unet'): res = {k: v for k, v in res.items() if k not in ('dropout', 'small', *SMALL)} # plain ones have none of these
     return {**res, **{k: v for k, v in changes.items() if v is not None}}
 
 # %% ../nbs/11_train.ipynb #484d642d
