@@ -35,8 +35,9 @@ def test_failing_notebooks_are_caught(tmp_path, make_nb):
 
 
 def shown(cell):
-    "What a reader sees below the cell: a text, a picture, a table, each once."
-    return {'text' if o.output_type == 'stream' else max(o.data, key=len) for o in cell.get('outputs', [])}
+    "What a reader sees below the cell: printed text, a picture, a table, prose, a value, each once."
+    kinds = ('image/png', 'text/html', 'text/markdown', 'text/plain')  # a frontend shows the first of them that it gets
+    return {'printed' if o.output_type == 'stream' else next(k for k in kinds if k in o.data) for o in cell.get('outputs', [])}
 
 
 def in_jupyter(notebook, minutes=MINUTES):
@@ -66,8 +67,9 @@ def test_what_jupyter_catches(make_nb):
     assert 'AssertionError' in in_jupyter(make_nb('90_bad', 'assert 1 == 2'))
     assert 'timed out' in in_jupyter(make_nb('91_slow', 'import time; time.sleep(60)'), minutes=0.05)
     assert 'stderr: oh' in in_jupyter(make_nb('92_warns', 'import sys; print("oh", file=sys.stderr)'))
-    assert "stored is {'text'}" in in_jupyter(make_nb('93_old', 'x = 1'))
-    assert not in_jupyter(make_nb('94_good', 'print(1)', '#| slow\nassert 1 == 2'))
+    assert "shows nothing, stored is {'printed'}" in in_jupyter(make_nb('93_old', 'x = 1'))
+    assert "shows {'image/png'}" in in_jupyter(make_nb('94_new', 'import matplotlib.pyplot as plt\nplt.plot([1]);'))
+    assert not in_jupyter(make_nb('95_good', 'print(1)', '#| slow\nassert 1 == 2'))
 
 
 def docs_step(root, tmp):
