@@ -9,12 +9,12 @@ digits. Rows that are in the file already are not computed again: an interrupted
 import csv, subprocess, time
 from pathlib import Path
 import torch
-from fastai.callback.core import Callback
 from fastcore.script import call_parse
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harmformer.core import count_params
 from harmformer.data import benchmark_dls
 from harmformer.train import SMALL, accuracy_on, fit, harmformer_learner
+from fastai.callback.core import Callback
 
 FILE = Path(__file__).resolve().parent.parent/'nbs'/'results'/'ablations.csv'
 USUAL = dict(model='harmformer_mnist', bs=16, lr=.004, schedule='onecycle', dropout=0., **SMALL)

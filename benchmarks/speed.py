@@ -9,14 +9,13 @@ import csv, gc, multiprocessing, platform, subprocess, time
 from pathlib import Path
 import torch
 import torch.nn.functional as F
-from fastai.callback.core import Callback
 from fastcore.script import call_parse
 from fastprogress import progress_bar
 from harmformer.conv import HConv2d, ring_basis
 from harmformer.core import create_model
 from harmformer.data import benchmark_dls
-from harmformer.train import fit, harmformer_learner
-from harmformer.train import reuse_memory
+from harmformer.train import fit, harmformer_learner, reuse_memory
+from fastai.callback.core import Callback
 
 OUT = Path(__file__).resolve().parent.parent/'nbs'/'results'
 RINGS = {3: 1, 5: 1, 7: 2}
