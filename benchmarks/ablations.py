@@ -33,26 +33,31 @@ VARIANTS = {  # question, variant: what differs from USUAL
     ('rate', '0.002'): dict(lr=.002), ('rate', '0.008'): dict(lr=.008), ('schedule', 'cosine'): dict(schedule='cosine'),
     ('batch', '32'): dict(bs=32), ('optimizer', 'SGD, rate 0.1'): dict(optimizer='SGD', lr=.1),
     ('mixing', 'cross keys'): dict(mixing='cross_keys'), ('mixing', 'cross queries'): dict(mixing='cross_queries'),
-    ('averaging', 'weights and statistics'): dict(average=.99), ('initial weights', 'doubled'): dict(initial=2.), ('initial weights', 'halved'): dict(initial=.5),
+    ('averaging', 'weights and statistics'): dict(average=.99), ('averaging', 'statistics computed anew'): dict(average=.99, anew=True),
+    ('initial weights', 'doubled'): dict(initial=2.), ('initial weights', 'halved'): dict(initial=.5),
 }
 
 
 class Average(Callback):
-    "An exponential average of weights and statistics, which takes the place of the model at the end."
-    def __init__(self, decay): self.decay = decay
+    "An exponential average of weights and statistics, which takes the place of the model at the end; `anew`: with statistics of its own."
+    def __init__(self, decay, anew): self.decay, self.anew = decay, anew
     def before_fit(self): self.mean = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay), use_buffers=True)
     def after_batch(self):
         if self.training: self.mean.update_parameters(self.model)
-    def after_fit(self): self.model.load_state_dict(self.mean.module.state_dict())
+    def after_fit(self):
+        self.model.load_state_dict(self.mean.module.state_dict())
+        if self.anew:
+            self.model.train()
+            with torch.no_grad(): [self.model(x) for x, _ in self.dls.train]
 
 
 def train(changes, seed, size, valid):
     "Train one variant; its row."
     s = {**USUAL, **changes}
-    bs, lr, schedule, average, optimizer, initial = [s.pop(k, None) for k in ('bs', 'lr', 'schedule', 'average', 'optimizer', 'initial')]
+    bs, lr, schedule, average, anew, optimizer, initial = [s.pop(k, None) for k in ('bs', 'lr', 'schedule', 'average', 'anew', 'optimizer', 'initial')]
     dls = benchmark_dls('mnist-rot-test', bs=bs, seed=seed, size=size, valid=valid, device='cpu')
     torch.manual_seed(seed)
-    learn = harmformer_learner(dls, lr=lr, metrics=[], cbs=[Average(average)] if average else [], **s)
+    learn = harmformer_learner(dls, lr=lr, metrics=[], cbs=[Average(average, anew)] if average else [], **s)
     if optimizer: learn.opt_func.keywords['opt'] = lambda params, **kw: getattr(torch.optim, optimizer)(params, momentum=.9, **kw)
     if initial:
         with torch.no_grad(): [p.mul_(initial) for n, p in learn.model.stem.named_parameters() if n.endswith('weight')]
