@@ -127,6 +127,7 @@ def test_a_folder_of_pictures(tmp_path):
 
 def test_code_of_the_readme(capsys):
     blocks = re.findall(r'```python\n(.*?)```', (Path(__file__).parent.parent/'README.md').read_text(encoding='utf-8'), re.S)
-    for code in blocks: exec(code, {})
-    said = int(capsys.readouterr().out.split('%')[0])
-    assert len(blocks) == 1 and said >= 90
+    assert len(blocks) == 2
+    exec('\n'.join(blocks), {})
+    right, moved = re.match(r'(\d+)% of .* by (\S+)\n', capsys.readouterr().out).groups()
+    assert int(right) >= 90 and float(moved) < 1e-4
