@@ -44,7 +44,8 @@ def error_bars(title, folder='results'):
     plt.close(fig)
     bars = ax.barh(table.index, table.error, color=['C2' if w == 'here' else '.75' for w in table['where']])
     ax.bar_label(bars, table.error.map(' {:.2f}'.format), fontsize=8)
-    ax.set(yticks=table.index, yticklabels=table.model + ' (' + table['where'] + ')', xlabel='test error, %'); ax.invert_yaxis(); ax.spines[['top', 'right']].set_visible(False)
+    names = table.model + ' (' + table['where'] + table.cost.str.extract('(.*images)', expand=False).radd(', ').fillna('') + ')'
+    ax.set(yticks=table.index, yticklabels=names, xlabel='test error, %'); ax.invert_yaxis(); ax.spines[['top', 'right']].set_visible(False)
     return fig
 
 
