@@ -4,6 +4,7 @@ import re, shutil, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
+import matplotlib.font_manager  # finds its folder and its fonts now: a kernel would write to stderr that it does
 import nbformat, pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
