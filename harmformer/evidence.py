@@ -42,7 +42,8 @@ def error_bars(title, folder='results'):
     table = beside_paper(title, folder).reset_index()
     fig, ax = plt.subplots(figsize=(6.4, .6 + .26*len(table)), dpi=80, layout='constrained')
     plt.close(fig)
-    bars = ax.barh(table.index, table.error, color=['C2' if w == 'here' else '.75' for w in table['where']])
+    colour = ['.75' if o['where'] != 'here' else 'C2' if o.model == 'Harmformer' else 'C1' for _, o in table.iterrows()]
+    bars = ax.barh(table.index, table.error, color=colour)
     ax.bar_label(bars, table.error.map(' {:.2f}'.format), fontsize=8)
     names = table.model + ' (' + table['where'] + table.cost.str.extract('(.*images)', expand=False).radd(', ').fillna('') + ')'
     ax.set(yticks=table.index, yticklabels=names, xlabel='test error, %'); ax.invert_yaxis(); ax.spines[['top', 'right']].set_visible(False)
@@ -60,9 +61,7 @@ def angle_plot(title, folder='results', only=None, **kw):
     "Accuracy against the angle of the test images, as `benchmarks/angles.py` measured it, of all models or `only` one."
     rows = _of(pd.read_csv(Path(folder)/'angles.csv'), title)
     rows = rows[rows.model == only] if only else rows
-    fig = plot_polar({_name(n): dict(zip(o.angle, o.accuracy)) for n, o in rows.groupby('model', sort=False)}, n=rows.samples.iloc[0], **kw)
-    fig.axes[0].set_rlabel_position(112)  # where no line passes
-    return fig
+    return plot_polar({_name(n): dict(zip(o.angle, o.accuracy)) for n, o in rows.groupby('model', sort=False)}, n=rows.samples.iloc[0], **kw)
 
 
 def front_table(folder='results'):

@@ -12,7 +12,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
 from harmformer.data import DataError, benchmark_dls
 from harmformer.segmentation import map_scores_at, show_maps, show_turning_maps
-from harmformer.stability import plot_polar
+from harmformer.stability import COLOURS, plot_polar
 from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
                               recipe, reuse_memory, seconds_per_step, start_processes, write_whole)
 from fastai.distributed import teardown_distrib
@@ -34,10 +34,10 @@ def _figure(rows=1, cols=1, size=(6, 3), **kw): return plt.subplots(rows, cols, 
 def loss_curves(logs):
     "Loss and accuracy by epoch, of every model."
     fig, (a, b) = _figure(1, 2, (8, 3))
-    for i, (name, log) in enumerate(logs.items()):
-        a.plot(log.epoch + 1, log.train_loss, f'C{i}--'); a.plot(log.epoch + 1, log.valid_loss, f'C{i}-', label=nice(name))
+    for (name, log), c in zip(logs.items(), COLOURS):
+        a.plot(log.epoch + 1, log.train_loss, f'{c}--'); a.plot(log.epoch + 1, log.valid_loss, f'{c}-', label=nice(name))
         dashed, solid = ('dice', 'auc') if 'auc' in log else ('accuracy', 'turned')
-        b.plot(log.epoch + 1, log[dashed], f'C{i}--'); b.plot(log.epoch + 1, log[solid], f'C{i}-', label=nice(name))
+        b.plot(log.epoch + 1, log[dashed], f'{c}--'); b.plot(log.epoch + 1, log[solid], f'{c}-', label=nice(name))
     a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title=TITLES[solid], ylim=(None, 1))
     a.legend()
     return fig

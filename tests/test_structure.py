@@ -80,6 +80,13 @@ def late_pictures(root, screen=42, width=110):
     return [path.stem for path, cells in notebooks(root) if before(cells) > screen]
 
 
+def pictures_without_words(root):
+    "Cells that show a picture and do not say in words what is to be seen: Quarto makes the alt text of `#| fig-alt: \"...\"`."
+    return [f"{path.stem}: {c['source'][:60]!r}" for path, cells in notebooks(root) for c in cells
+            if any('image/png' in o.get('data', {}) for o in c.get('outputs', []))
+            if not re.match(r'#\| fig-alt: "[^"\\\n]{10,}"\n', c['source'])]
+
+
 def readme_differs(root):
     nb = json.loads((root/'nbs'/'index.ipynb').read_text(encoding='utf-8'))
     same = run.render_readme(nb) == (root/'README.md').read_text(encoding='utf-8')
@@ -107,8 +114,8 @@ def machine_names(root):
     return [f'{p.name}: {m[0].decode()}' for p in files if p.is_file() for m in pattern.finditer(p.read_bytes())]
 
 
-RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, late_pictures, readme_differs,
-         not_in_reading_map, not_in_sidebar, machine_names]
+RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, late_pictures, pictures_without_words,
+         readme_differs, not_in_reading_map, not_in_sidebar, machine_names]
 
 
 @pytest.mark.parametrize('rule', RULES, ids=lambda f: f.__name__)
@@ -154,6 +161,13 @@ def test_late_picture_is_caught(tmp_path, make_nb):
     make_nb('01_none', 'x = 1')
     make_nb('02_late', title='Prose.\n'*60 + '![alt](a.png)')
     assert late_pictures(tmp_path) == ['01_none', '02_late']
+
+
+def test_picture_without_words_is_caught(tmp_path, make_nb):
+    code = ('#| fig-alt: "A line that rises"\nplt.plot(x)', '#| fig-alt: "?"\nplt.plot(x)', 'plt.plot(x)')
+    path = make_nb('00_a', *code)
+    path.write_text(path.read_text().replace('"name": "stdout", "text": "1"', '"data": {"image/png": "x"}'))
+    assert len(pictures_without_words(tmp_path)) == 2
 
 
 def test_other_readme_is_caught(tmp_path, make_nb):
