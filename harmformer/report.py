@@ -181,10 +181,12 @@ def _arguments(text):
 def harmformer_train(
     benchmark:Param('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive, or a folder with a subfolder of pictures for each class', str, opt=False, nargs='?')='digits',
     model:str=None,         # another model than the recipe's
-    epochs:int=None, bs:int=None, lr:float=None, # instead of the recipe's
+    epochs:int=None,        # instead of the recipe's
+    bs:int=None,            # images in a batch, instead of the recipe's
+    lr:float=None,          # learning rate, instead of the recipe's
     budget:bool=False,      # the recipe's form for a CPU
     resume:bool=False,      # go on where an interrupted run stopped
-    seed:int=0,
+    seed:int=0,             # of weights, order of images and dropout
     small:int=None,         # epochs in small form before the others, instead of the recipe's
     size:int=None,          # use only so many training images
     valid:int=None,         # use only so many validation images
@@ -257,7 +259,7 @@ def _append(file, row):
 def harmformer_eval(
     weights:str,        # a file, or the name of weights that come with the package
     benchmark:str=None, # by default the one that the weights were trained on
-    bs:int=100,
+    bs:int=100,         # images in a batch
     n:int=10_000,       # use at most so many images at 0° and at 45°
     csv:str=None,       # add a row to this file
 ):

@@ -65,19 +65,24 @@ def tracebacks(root):
             if o['output_type'] == 'error' or 'Traceback (most recent call last)' in text(o)]
 
 
-def late_pictures(root, screen=42, width=110):
-    "Notebooks whose first picture cannot be seen in JupyterLab without scrolling. Prose wraps, cells have a margin and may be folded."
-    def lines(text, width=width): return sum(1 + len(l)//width for l in text.splitlines())
-    def before(cells):
-        n = 0
-        for c in cells:
-            n += 1 + ('jupyter' in c['metadata'] or lines(c['source'], width if c['cell_type'] == 'markdown' else 10_000))
-            if c['cell_type'] == 'markdown' and '![' in c['source']: return n
-            for o in c.get('outputs', []):
-                if 'image/png' in o.get('data', {}): return n
-                n += lines(''.join(o.get('text') or o.get('data', {}).get('text/plain', '')))
-        return float('inf')
-    return [path.stem for path, cells in notebooks(root) if before(cells) > screen]
+def first_picture_at(cells):
+    "How many pixels of notebook stand above its first picture in JupyterLab, in a window of 1440×900: lines, margins and folded cells as measured there."
+    def lines(text, width=10_000): return sum(max(1, -(-len(l)//width)) for l in text.splitlines())
+    y = 25
+    for c in cells:
+        if c['cell_type'] == 'markdown':
+            if '![' in c['source']: return y + 22*lines(c['source'].split('![')[0], 135)
+            y += 14 + 22*lines(c['source'], 135) + 24*len(re.findall(r'^#', c['source'], re.M))
+        else: y += 20 + 18*(1 if 'jupyter' in c['metadata'] else lines(c['source']))
+        for o in c.get('outputs', []):
+            if 'image/png' in o.get('data', {}): return y
+            y += 18*lines(''.join(o.get('text') or o.get('data', {}).get('text/plain', '')))
+    return float('inf')
+
+
+def late_pictures(root, below=690):
+    "Notebooks whose first picture cannot be seen in JupyterLab without scrolling: the first screen has 779 pixels."
+    return [path.stem for path, cells in notebooks(root) if first_picture_at(cells) > below]
 
 
 def pictures_without_words(root):
