@@ -10,7 +10,8 @@ import torch
 from fastcore.script import Param, call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
-from harmformer.data import DataError, benchmark_dls
+from harmformer.data import benchmark_dls
+from harmformer.files import DataError
 from harmformer.segmentation import map_scores_at, show_maps, show_turning_maps
 from harmformer.stability import COLOURS, plot_polar
 from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,

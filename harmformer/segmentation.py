@@ -9,7 +9,7 @@ import torch
 from fastcore.script import Param, call_parse
 from PIL import Image
 from harmformer.core import disc, load_model, rotate_image
-from harmformer.data import DataError, _picture, _plane
+from harmformer.files import DataError, open_picture, picture_tensor
 from harmformer.train import check_room, reuse_memory
 from harmformer.unet import score_images, segment
 
@@ -72,7 +72,7 @@ def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
 
 def read_picture(path):
     "An RGB picture as (3, h, w) in [0, 1], or an error that names the file."
-    try: return _plane(_picture(path))
+    try: return picture_tensor(open_picture(path))
     except DataError as e: raise SystemExit(str(e))
 
 

