@@ -174,13 +174,14 @@ BROKEN = {'a missing page': ('', 'one.html: missing, the page of 01_one.ipynb'),
           'a link': ('<a href="gone.html">x</a>', 'broken link'), 'an anchor': ('<a href="#gone">x</a>', 'no such anchor'),
           'an anchor elsewhere': ('<a href="./index.html#gone">x</a>', 'no such anchor'),
           'a link with the whole address': ('<a href="https://host/base/gone.html#x">x</a>', 'broken link'),
-          'an image': ('<img src="gone.png">', 'missing file'), 'a style sheet': ('<link rel="stylesheet" href="gone.css">', 'missing file'),
+          'an image': ('<img src="gone.png" alt="x">', 'missing file'), 'an image without words': ('<img src="data:image/png;base64,x">', 'no alt text'),
+          'a style sheet': ('<link rel="stylesheet" href="gone.css">', 'missing file'),
           'dollars': ('<p>so $x_<em>1 + y</em>$ is</p>', 'raw TeX'), 'a command': ('<td>\\alpha</td>', 'raw TeX'),
           'a parenthesis': ('<p>\\(x\\)</p>', 'raw TeX'), 'a traceback': ('<pre>Traceback (most recent call last)</pre>', 'an error'),
           "Quarto's error": ('<div class="cell-output cell-output-error"></div>', 'an error'),
           "nbconvert's error": ('<div data-mime-type="application/vnd.jupyter.error"></div>', 'an error')}
 FINE = '''<h2 id="here">x</h2><a href="#here"></a><a href="fine.html#here"></a><a href="."></a><a href="https://host/base/fine.html#method"></a>
-<a href="https://elsewhere/gone"></a><a href="mailto:a@b"></a><a href=""></a><a href="#"></a><img src="data:image/png;base64,x">
+<a href="https://elsewhere/gone"></a><a href="mailto:a@b"></a><a href=""></a><a href="#"></a><img src="data:image/png;base64,x" alt="x">
 <span class="math inline">\\(\\alpha <span>$x$</span>\\)</span> <code>$x$</code> <script>"$x$"</script> $5 and $6'''
 
 

@@ -3,8 +3,8 @@
     python3 tools/check_site.py _docs
 
 Pages that are missing (one is expected for each notebook), links to files or anchors that do not exist, missing images,
-style sheets and scripts, TeX that no reader should see, tracebacks. Links to other sites are not followed; those to the
-address in settings.ini are the site's own. The standard library is enough."""
+style sheets and scripts, images without alt text, TeX that no reader should see, tracebacks. Links to other sites are not
+followed; those to the address in settings.ini are the site's own. The standard library is enough."""
 import re, sys
 from configparser import ConfigParser
 from html.parser import HTMLParser
@@ -32,7 +32,7 @@ class Page(HTMLParser):
     "The anchors, links and files that a page names; its prose, without code and formulas; all of its text."
     def __init__(self, html):
         super().__init__()
-        self.ids, self.links, self.files, self.errors = {'', 'top'}, [], [], 0
+        self.ids, self.links, self.files, self.wordless, self.errors = {'', 'top'}, [], [], [], 0
         self.prose, self.text, self.hidden, self.open = [], [], None, 0  # hidden: the tag of code or of a formula that we are in
         self.feed(html)
         self.close()
@@ -45,6 +45,7 @@ class Page(HTMLParser):
         if tag == 'a' and a.get('href'): self.links.append(a['href'])
         if tag == 'link' and a.get('href'): self.files.append(a['href'])
         if 'src' in a: self.files.append(a['src'])
+        if tag == 'img' and not a.get('alt', '').strip(): self.wordless.append(a.get('src', ''))
         self.errors += 'cell-output-error' in classes or a.get('data-mime-type', '').endswith('jupyter.error')
         if tag in VOID: return
         if self.hidden == tag: self.open += 1
@@ -88,6 +89,7 @@ def problems(site, notebooks=(), base=None):
             elif file in pages and anchor not in pages[file].ids: bad.append(f'{name}: no such anchor {address}')
         for address in dict.fromkeys(page.files):
             if (found := find(path, address)) and not found[0].is_file(): bad.append(f'{name}: missing file {address[:80]!r}')
+        bad += [f'{name}: no alt text for {src[:80]!r}' for src in page.wordless]
         bad += [f'{name}: raw TeX {t!r}' for t in raw_tex(page.prose)]
         if page.errors or 'Traceback (most recent call last)' in page.text: bad.append(f'{name}: an error among the outputs')
     return bad
