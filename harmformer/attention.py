@@ -193,12 +193,16 @@ def forward(self:HAttention,
 
 # %% ../nbs/06_attention.ipynb #20fa07a7
 @patch
-@torch.no_grad()
-def attention(self:HAttention, x, grid=None): # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
-    "The attention matrices: real, or complex where the phase is kept"
-    bias, maps = self._bias(x, grid), {}
-    for p, q, k, _ in self._operands(x):
-        keep = self.keep_phase or p != 0
-        with torch.autocast(x.device.type, enabled=False): A = _Softmax.apply(q @ _both(k).mT, bias(slice(None)), keep, 1e-5)
-        maps[p] = torch.complex(*A.chunk(2, -1)) if keep else A
+def attention(self:HAttention,
+    x:torch.Tensor,  # (b, m, n, dim), complex
+    grid=None,       # as in forward
+):                   # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
+    "The attention matrices, without gradients: real, or complex where the phase is kept"
+    maps = {}
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        bias = self._bias(x, grid)
+        for p, q, k, _ in self._operands(x):
+            keep = self.keep_phase or p != 0
+            A = _Softmax.apply(q @ _both(k).mT, bias(slice(None)), keep, 1e-5)
+            maps[p] = torch.complex(*A.chunk(2, -1)) if keep else A
     return maps if len(maps) > 1 else maps[0]

@@ -119,13 +119,17 @@ class Harmformer(nn.Module):
 
 # %% ../nbs/08_core.ipynb #6f61509f
 @patch
-def features(self:Harmformer, x): return self.head.features(self.tokens(x)) # (b, m·c)
+def features(self:Harmformer, x)->torch.Tensor: # (b, m·c)
+    "The invariant vector that the head classifies"
+    return self.head.features(self.tokens(x))
 
 @patch
-def fields(self:Harmformer, x): return dict(self.stages(x)) # {stage: (b, m, c, h, w)}
+def fields(self:Harmformer, x)->dict: # {stage: (b, m, c, h, w)}
+    "The field of every stage"
+    return dict(self.stages(x))
 
 @patch
-def attention(self:Harmformer, x): # → a map (b, heads, n, n) for every block; with mixed orders a dictionary of them
+def attention(self:Harmformer, x)->list: # a map (b, heads, n, n) for every block; with mixed orders a dictionary of them
     "Attention maps of all encoder blocks"
     maps, (name, z) = [], list(self.stem.stages(x))[-1]
     t, grid = self.patch(to_tokens(z)), z.shape[-2:]

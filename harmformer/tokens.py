@@ -69,12 +69,12 @@ class HLinear(nn.Module):
     def extra_repr(self): return f'{self.in_features}, {self.out_features}, orders={self.orders}'
 
 # %% ../nbs/05_tokens.ipynb #660cd59c
-def as_reals(z): # complex (..., c) → real (..., 2c)
+def as_reals(z:torch.Tensor)->torch.Tensor: # complex (..., c) → real (..., 2c)
     "Complex numbers as pairs re, im side by side; a view where memory allows"
     return torch.view_as_real(z.resolve_conj()).flatten(-2)
 
 # %% ../nbs/05_tokens.ipynb #01bad569
-def as_complex(v): # real (..., 2c) → complex (..., c)
+def as_complex(v:torch.Tensor)->torch.Tensor: # real (..., 2c) → complex (..., c)
     "The inverse of `as_reals`"
     return torch.view_as_complex(v.unflatten(-1, (-1, 2)))
 

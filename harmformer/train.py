@@ -269,7 +269,6 @@ def _plain(o):
 
 # %% ../nbs/11_train.ipynb #fdc9c484
 @patch
-@torch.no_grad()
 def save(self:Checkpoint, epoch, done):
     "Write a checkpoint: `done` batches of `epoch` are done"
     if rank_distrib(): return

@@ -92,6 +92,12 @@ def pictures_without_words(root):
             if not re.match(r'#\| fig-alt: "[^"\\\n]{10,}"\n', c['source'])]
 
 
+def values_beside_pictures(root):
+    "Cells that end in a value and show a picture too: one idea per cell, and Quarto leaves out such a value if it stands in brackets."
+    return [f"{path.stem}: {c['source'][:60]!r}" for path, cells in notebooks(root) for c in cells
+            if len({'image/png' in o.get('data', {}) for o in c.get('outputs', [])}) > 1]
+
+
 def readme_differs(root):
     nb = json.loads((root/'nbs'/'index.ipynb').read_text(encoding='utf-8'))
     same = run.render_readme(nb) == (root/'README.md').read_text(encoding='utf-8')
@@ -119,7 +125,7 @@ def machine_names(root):
     return [f'{p.name}: {m[0].decode()}' for p in files if p.is_file() for m in pattern.finditer(p.read_bytes())]
 
 
-RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, late_pictures, pictures_without_words,
+RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, late_pictures, pictures_without_words, values_beside_pictures,
          readme_differs, not_in_reading_map, not_in_sidebar, machine_names]
 
 
@@ -173,6 +179,15 @@ def test_picture_without_words_is_caught(tmp_path, make_nb):
     path = make_nb('00_a', *code)
     path.write_text(path.read_text().replace('"name": "stdout", "text": "1"', '"data": {"image/png": "x"}'))
     assert len(pictures_without_words(tmp_path)) == 2
+
+
+def test_value_beside_picture_is_caught(tmp_path, make_nb):
+    path = make_nb('00_a', 'plot()', '1', 'plot()\n1')
+    nb = json.loads(path.read_text())
+    for cell, kinds in zip(nb['cells'][1:], (['image/png'], ['text/plain'], ['image/png', 'text/plain'])):
+        cell['outputs'] = [dict(output_type='display_data', metadata={}, data={k: 'x'}) for k in kinds]
+    path.write_text(json.dumps(nb))
+    assert len(values_beside_pictures(tmp_path)) == 1
 
 
 def test_other_readme_is_caught(tmp_path, make_nb):
