@@ -65,6 +65,11 @@ def tracebacks(root):
             if o['output_type'] == 'error' or 'Traceback (most recent call last)' in text(o)]
 
 
+def warnings_shown(root):
+    return [f"{path.stem}: {''.join(o['text'])[:60]!r}" for path, cells in notebooks(root) for c in cells for o in c.get('outputs', [])
+            if o.get('name') == 'stderr']
+
+
 def first_picture_at(cells):
     "How many pixels of notebook stand above its first picture in JupyterLab, in a window of 1440×900: lines, margins and folded cells as measured there."
     def lines(text, width=10_000): return sum(max(1, -(-len(l)//width)) for l in text.splitlines())
@@ -125,7 +130,7 @@ def machine_names(root):
     return [f'{p.name}: {m[0].decode()}' for p in files if p.is_file() for m in pattern.finditer(p.read_bytes())]
 
 
-RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, late_pictures, pictures_without_words, values_beside_pictures,
+RULES = [imports_from_above, imports_beside_code, untitled, without_outputs, tracebacks, warnings_shown, late_pictures, pictures_without_words, values_beside_pictures,
          readme_differs, not_in_reading_map, not_in_sidebar, machine_names]
 
 
@@ -165,6 +170,13 @@ def test_traceback_is_caught(tmp_path, make_nb):
     raised = make_nb('01_raised', '1/0', output='x')
     raised.write_text(raised.read_text().replace('"stream", "name": "stdout"', '"error", "ename": "E"'))
     assert len(tracebacks(tmp_path)) == 2
+
+
+def test_warning_is_caught(tmp_path, make_nb):
+    path = make_nb('00_a', 'import torch')
+    assert warnings_shown(tmp_path) == []
+    path.write_text(path.read_text().replace('"stdout"', '"stderr"'))
+    assert len(warnings_shown(tmp_path)) == 1
 
 
 def test_late_picture_is_caught(tmp_path, make_nb):
