@@ -2,7 +2,7 @@
 tests/test_data.py tries every fault on every reader."""
 
 __all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_mnist', 'read_digits', 'read_cifar', 'read_rotated_mnist',
-           'read_pcam', 'open_picture', 'picture_tensor', 'read_drive', 'read_folder']
+           'read_pcam', 'open_picture', 'eight_bits', 'picture_tensor', 'read_drive', 'read_folder']
 
 import errno, gzip, hashlib, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
 from functools import lru_cache
@@ -219,6 +219,13 @@ def open_picture(path, size=None, colour=True):
     return im
 
 
+def eight_bits(im):
+    "A PIL image of 16 or 32 bits per pixel, as microscopes write them, scaled to its brightest value; any other as it is"
+    if im.mode[0] not in 'IF': return im
+    x = np.nan_to_num(np.asarray(im, np.float32)).clip(0)
+    return Image.fromarray((255*x/max(x.max(), 1)).astype(np.uint8))
+
+
 def picture_tensor(im, mask=False):
     "A PIL image as (c, h, w) in [0, 1], or as (1, h, w) of 0 and 1"
     if mask: im = im.convert('L')
@@ -245,7 +252,7 @@ def read_folder(
     folder,           # with a subfolder of pictures for each class
     img_size:int=32,
 )->tuple:             # (n, c, img_size, img_size) in uint8, classes (n,), names of the classes
-    "The middle squares of all pictures in a folder"
+    "The middle squares of all pictures in a folder; of more than eight bits, each scaled to its brightest value"
     names = sorted(p.name for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
     files = [(p, i) for i, n in enumerate(names) for p in sorted(Path(folder, n).iterdir()) if p.suffix.lower() in Image.registered_extensions()]
     y = torch.tensor([i for _, i in files], dtype=torch.long)
@@ -253,6 +260,6 @@ def read_folder(
     if len(names) < 2 or few:
         raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures each; '
                         + (f'too few are in {", ".join(few)}.' if few else f'it has {len(names)}.'))
-    x = np.stack([np.array(ImageOps.fit(open_picture(p, colour=False).convert('RGB'), (img_size, img_size))) for p, _ in files])
+    x = np.stack([np.array(ImageOps.fit(eight_bits(open_picture(p, colour=False)).convert('RGB'), (img_size, img_size))) for p, _ in files])
     x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
     return x[:, :1] if (x == x[:, :1]).all() else x, y, names

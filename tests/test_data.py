@@ -438,6 +438,26 @@ def test_a_folder_is_grey_unless_a_picture_has_colour(shapes):
     assert read_folder(shapes, 20)[0].shape == (20, 3, 20, 20)
 
 
+@pytest.mark.parametrize('dtype, suffix', [(np.uint16, 'png'), (np.uint16, 'tif'), (np.int32, 'tif'), (np.float32, 'tif')])
+def test_a_folder_of_more_than_eight_bits(shapes, dtype, suffix):
+    "The same grey levels as of eight bits, but for the scale; PIL alone would clip 12 bits of a microscope at 255."
+    for p in shapes.rglob('*.png'):
+        ramp = np.asarray(Image.open(p)) // 2 + np.arange(50, dtype=np.uint8)
+        Image.fromarray(ramp).save(p)
+    shallow = read_folder(shapes, 20)[0].float()
+    for p in shapes.rglob('*.png'):
+        deep = Image.fromarray((16.*np.asarray(Image.open(p))).astype(dtype))
+        p.unlink()
+        deep.save(p.with_suffix(f'.{suffix}'))
+    deep = read_folder(shapes, 20)[0].float()
+    scale = (shallow.amax((1, 2, 3))/deep.amax((1, 2, 3)))[:, None, None, None]
+    assert deep.shape == (20, 1, 20, 20) and (deep*scale - shallow).abs().max() < 3 and (scale < .8).all()
+
+
+def test_an_empty_picture_of_sixteen_bits_stays_black():
+    assert np.asarray(files.eight_bits(Image.fromarray(np.zeros((4, 4), np.uint16)))).max() == 0
+
+
 def test_damaged_folder(shapes):
     (shapes/'squares'/'1.png').write_bytes(b'oops')
     with pytest.raises(DataError, match='1.png is truncated or no image'): benchmark_dls(str(shapes))
