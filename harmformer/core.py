@@ -156,12 +156,13 @@ MAKERS = dict(cnn=PlainCNN, vit=PlainViT) # what is no preset of Harmformer
 
 # %% ../nbs/08_core.ipynb #460911ce
 def create_model(
-    name:str='harmformer_mnist', # one of model_names()
-    pretrained:str=None,         # a file of save_model, or the name of one that comes with the package: see weight_names()
-    **overrides,                 # any argument of the model
-)->nn.Module:                    # in training mode
+    name:str=None,       # one of model_names(); None: harmformer_mnist, or whatever `pretrained` holds
+    pretrained:str=None, # weights, as in load_model: a file, the folder of a run, or one of weight_names()
+    **overrides,         # any argument of the model
+)->nn.Module:            # in training mode; with trained weights in eval mode
     "Make a model by name, with fresh or with trained weights"
     if pretrained: return load_model(pretrained, name, **overrides)
+    name = name or 'harmformer_mnist'
     if name not in model_names(): raise ValueError(f'no model is called {name!r}; there are {", ".join(model_names())}')
     make = MAKERS.get(name, Harmformer)
     signature = inspect.signature(make)
@@ -210,11 +211,12 @@ def params_by_part(model)->dict:
 @torch.no_grad()
 def summary(
     model,        # a Harmformer
-    img_size=None # (h, w); None: as built
+    img_size=None # side, or (h, w); None: as built
 ):
     "Stage, shape, orders and parameters, as a data frame"
     import pandas as pd
-    h, w = img_size or model.img_size
+    if not isinstance(model, Harmformer): raise TypeError(f'summary is for a Harmformer, not for a {type(model).__name__}')
+    h, w = (img_size, img_size) if isinstance(img_size, int) else img_size or model.img_size
     p, training = next(model.parameters()), model.training
     stages = model.eval().stages(p.new_zeros(1, model.stem.in_channels, h, w))
     parts = {**{f'block {i}': b for i,b in enumerate(model.stem.blocks, 1)}, 'patches': model.patch,
@@ -233,7 +235,11 @@ def weight_names()->list:
     return sorted(p.stem for p in WEIGHTS.glob('*.safetensors'))
 
 # %% ../nbs/08_core.ipynb #bb29899d
-def _weights_file(name): return Path(name) if Path(name).exists() else WEIGHTS/f'{name}.safetensors'
+def _weights_file(name):
+    "The file of weights: given as such, as the folder of a run, or by a name of the package"
+    for path in (Path(name), Path(name)/'best.safetensors', WEIGHTS/f'{name}.safetensors'):
+        if path.is_file(): return path
+    raise FileNotFoundError(f'no weights at {name}; the package has {", ".join(weight_names()) or "none"}')
 
 # %% ../nbs/08_core.ipynb #37a8211f
 def _digest(tensors):
@@ -247,6 +253,7 @@ def _digest(tensors):
 # %% ../nbs/08_core.ipynb #abfea6f0
 def save_model(model, path, **provenance):
     "Write the weights of a model made by `create_model`, with its name, arguments and `provenance` in the header"
+    if not hasattr(model, 'config'): raise ValueError('only a model of create_model can be saved: the file has to say how to make it again')
     path, tensors = Path(path), {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     header = dict(config=model.config, sha256=_digest(tensors), **provenance)
     save_file(tensors, part := path.with_name(path.name + '.part'), {'harmformer': json.dumps(header)})
@@ -256,7 +263,6 @@ def save_model(model, path, **provenance):
 def read_weights(path)->tuple: # (header, tensors)
     "What is in a file of `save_model`, after checking that it is whole and unchanged"
     path = Path(path)
-    if not path.exists(): raise FileNotFoundError(f'no weights at {path}; the package has {", ".join(weight_names()) or "none"}')
     try:
         with safe_open(path, 'pt') as f: header, tensors = json.loads((f.metadata() or {})['harmformer']), {k: f.get_tensor(k) for k in f.keys()}
         if _digest(tensors) != header['sha256']: raise ValueError('its numbers are not those that were saved')
@@ -266,7 +272,7 @@ def read_weights(path)->tuple: # (header, tensors)
 
 # %% ../nbs/08_core.ipynb #6b78ad76
 def load_model(
-    path,           # a file of save_model, or the name of one that comes with the package
+    path,           # a file of save_model, the folder of a run, or the name of weights that come with the package
     name:str=None,  # if given, the model has to be this one
     **overrides,    # such as engine= or chunk=, which leave the weights as they are
 )->nn.Module:       # in eval mode; its config and provenance come from the file

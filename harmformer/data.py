@@ -347,6 +347,7 @@ def _describe(dls, name, title, images=None, test_images=None, **kwargs):
     dls.benchmark, dls.title, dls.images, dls.test_images = name, title, images, test_images
     dls.n_in, dls.img_size, dls.vocab = x.shape[0], tuple(x.shape[1:]), dls.train.dataset.vocab
     dls.c = 1 if y.ndim else len(dls.vocab)
+    dls.reading = {} if y.ndim else dict(vocab=list(dls.vocab), **{k: getattr(dls.train.dataset, k).flatten().tolist() for k in ('mean', 'std')})
     sizes = ', '.join(f'{len(d.dataset):,} {part}' for d, part in zip(dls.loaders, ('to train', 'to validate', 'turned', 'to test')))
     dls.about = f'{title}: {sizes}; {"patches" if y.ndim else "images"} of {x.shape[1]}×{x.shape[2]}×{x.shape[0]}'
     return dls

@@ -2,7 +2,7 @@
 tests/test_data.py tries every fault on every reader."""
 
 __all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_mnist', 'read_digits', 'read_cifar', 'read_rotated_mnist',
-           'read_pcam', 'open_picture', 'eight_bits', 'picture_tensor', 'read_drive', 'read_folder']
+           'read_pcam', 'open_picture', 'to_rgb', 'picture_tensor', 'read_drive', 'read_pictures', 'picture_files', 'read_folder']
 
 import errno, gzip, hashlib, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
 from functools import lru_cache
@@ -209,21 +209,29 @@ def read_pcam(split, n=None):
 # --- pictures, DRIVE's or a user's own: without a checksum, the errors are about content ---
 
 def open_picture(path, size=None, colour=True):
-    "An image file as PIL image; with `size`, a mask that must have it"
+    "An image file as PIL image: with `size` a mask that must have it, otherwise, with `colour`, a colour picture"
     try:
-        with Image.open(path) as im: im.load()
+        with Image.open(path) as im:
+            pages = getattr(im, 'n_frames', 1)
+            im.load()
     except FileNotFoundError as e: raise DataError(f'{path} is missing.' + (' Every image needs a mask of its vessels in 1st_manual and of its field of view in mask.' if size else '')) from e
     except (OSError, SyntaxError, ValueError) as e: raise DataError(f'{path} is truncated or no image ({e}). Put a good copy in its place.') from e
-    if size is None and colour and im.mode != 'RGB': raise DataError(f'{path} is not RGB but of mode {im.mode!r}. The weights need colour: put the colour photograph in its place.')
+    if pages > 1: raise DataError(f'{path} is a stack of {pages} pictures. Save the one to use, or a projection of them, as a picture of its own.')
     if size is not None and im.size != size: raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
+    if size is not None or not colour: return im
+    if im.mode in ('RGBA', 'P', 'CMYK'): im = im.convert('RGB')
+    if im.mode != 'RGB': raise DataError(f'{path} is not RGB but of mode {im.mode!r}. The weights need colour: put the colour photograph in its place.')
     return im
 
 
-def eight_bits(im):
-    "A PIL image of 16 or 32 bits per pixel, as microscopes write them, scaled to its brightest value; any other as it is"
-    if im.mode[0] not in 'IF': return im
-    x = np.nan_to_num(np.asarray(im, np.float32)).clip(0)
-    return Image.fromarray((255*x/max(x.max(), 1)).astype(np.uint8))
+def to_rgb(im):
+    "A PIL image in RGB: of 16 or 32 bits per pixel, as microscopes write them, scaled to its brightest value; black where it is transparent"
+    if im.mode[0] in 'IF':
+        x = np.nan_to_num(np.asarray(im, np.float32)).clip(0)
+        im = Image.fromarray((255*x/max(x.max(), 1)).astype(np.uint8))
+    if im.mode.endswith('A') or 'transparency' in im.info:
+        im = Image.alpha_composite(Image.new('RGBA', im.size, 'black'), im.convert('RGBA'))
+    return im.convert('RGB')
 
 
 def picture_tensor(im, mask=False):
@@ -248,18 +256,28 @@ def read_drive(
     return items
 
 
+def read_pictures(paths, img_size:int=32)->torch.Tensor: # (n, 3, img_size, img_size) in uint8
+    "The middle squares of pictures, scaled to one size"
+    x = np.stack([np.array(ImageOps.fit(to_rgb(open_picture(p, colour=False)), (img_size, img_size))) for p in paths])
+    return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
+
+
+def picture_files(folder)->list:
+    "The pictures in a folder, by their names; hidden files are none"
+    return sorted(p for p in Path(folder).iterdir() if p.name[0] not in '._' and p.suffix.lower() in Image.registered_extensions())
+
+
 def read_folder(
     folder,           # with a subfolder of pictures for each class
     img_size:int=32,
 )->tuple:             # (n, c, img_size, img_size) in uint8, classes (n,), names of the classes
-    "The middle squares of all pictures in a folder; of more than eight bits, each scaled to its brightest value"
+    "The pictures of all classes as `read_pictures` gives them, with one channel if none has colour"
     names = sorted(p.name for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
-    files = [(p, i) for i, n in enumerate(names) for p in sorted(Path(folder, n).iterdir()) if p.suffix.lower() in Image.registered_extensions()]
+    files = [(p, i) for i, n in enumerate(names) for p in picture_files(Path(folder, n))]
     y = torch.tensor([i for _, i in files], dtype=torch.long)
     few = [n for n, k in zip(names, y.bincount(minlength=len(names)).tolist()) if k < 7]
     if len(names) < 2 or few:
-        raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures each; '
+        raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures in the subfolder itself; '
                         + (f'too few are in {", ".join(few)}.' if few else f'it has {len(names)}.'))
-    x = np.stack([np.array(ImageOps.fit(eight_bits(open_picture(p, colour=False)).convert('RGB'), (img_size, img_size))) for p, _ in files])
-    x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
+    x = read_pictures([p for p, _ in files], img_size)
     return x[:, :1] if (x == x[:, :1]).all() else x, y, names

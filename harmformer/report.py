@@ -1,8 +1,9 @@
 """The report of a training run, one HTML file with its pictures inside, and the commands that make it."""
 
-__all__ = ['run_report', 'read_rows', 'harmformer_train', 'harmformer_eval', 'harmformer_report']
+__all__ = ['run_report', 'read_rows', 'classify_pictures', 'harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmformer_predict']
 
 import ast, base64, html, io, json, platform, re, time
+from itertools import count
 from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -10,8 +11,8 @@ import torch
 from fastcore.script import Param, call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
-from harmformer.data import benchmark_dls
-from harmformer.files import DataError
+from harmformer.data import benchmark_dls, benchmark_names
+from harmformer.files import DataError, picture_files, read_pictures
 from harmformer.segmentation import map_scores_at, show_maps, show_turning_maps
 from harmformer.stability import COLOURS, plot_polar
 from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
@@ -36,9 +37,9 @@ def loss_curves(logs):
     "Loss and accuracy by epoch, of every model."
     fig, (a, b) = _figure(1, 2, (8, 3))
     for (name, log), c in zip(logs.items(), COLOURS):
-        a.plot(log.epoch + 1, log.train_loss, f'{c}--'); a.plot(log.epoch + 1, log.valid_loss, f'{c}-', label=nice(name))
+        a.plot(log.epoch + 1, log.train_loss, f'{c}.--'); a.plot(log.epoch + 1, log.valid_loss, f'{c}.-', label=nice(name))
         dashed, solid = ('dice', 'auc') if 'auc' in log else ('accuracy', 'turned')
-        b.plot(log.epoch + 1, log[dashed], f'{c}--'); b.plot(log.epoch + 1, log[solid], f'{c}-', label=nice(name))
+        b.plot(log.epoch + 1, log[dashed], f'{c}.--'); b.plot(log.epoch + 1, log[solid], f'{c}.-', label=nice(name))
     a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title=TITLES[solid], ylim=(None, 1))
     a.legend()
     return fig
@@ -113,17 +114,25 @@ def final_scores(model, dls, angles=(0, 45), n=10_000):
     return {'turned': accuracy_on(model, dls.test), **{f'at_{a}': v for a, v in fixed.items()}}
 
 
+def _open_benchmark(*args, **kwargs):
+    "`benchmark_dls`, whose errors end a command with a sentence."
+    try: return benchmark_dls(*args, **kwargs)
+    except (DataError, ValueError) as e: raise SystemExit(str(e))
+
+
 def run_report(path):
     "Write report.html into the folder of a finished run."
     path = Path(path)
     need = [f for f in ('config.json', 'results.json') if not (path/f).exists()]
+    if not path.is_dir(): raise SystemExit(f'there is no folder {path}.')
     if need: raise SystemExit(f'{path} is not a finished run: {", ".join(need)} is missing. Finish it with harmformer_train --resume.')
     config, results = [json.loads((path/f).read_text()) for f in ('config.json', 'results.json')]
-    dls = benchmark_dls(config['benchmark'], seed=config['seed'], img_size=config.get('img_size', 32))
+    dls = _open_benchmark(config['benchmark'], seed=config['seed'], img_size=config.get('img_size', 32))
     names = {r['model']: path/r['folder'] for r in results['rows']}
     models = {n: load_model(p/'best.safetensors').to(dls.device) for n, p in names.items()}
     logs = {n: pd.read_csv(p/'log.csv') for n, p in names.items()}
-    table = pd.DataFrame(results['rows']).drop(columns='folder').to_html(index=False, float_format=lambda v: f'{v:.4f}')
+    rows = pd.DataFrame(results['rows']).drop(columns='folder')
+    table = rows.assign(model=rows.model.map(nice)).rename(columns=MEANS).to_html(index=False, float_format=lambda v: f'{v:.4f}')
     parts = [f'<h1>{html.escape(config["title"])}</h1><p>{html.escape(results["says"])}</p>', table,
              *(_map_pictures(models, dls) if dls.images else _class_pictures(models, dls, results)),
              '<h2>Training</h2>', _image(loss_curves(logs), 'loss and scores by epoch'),
@@ -160,12 +169,25 @@ def _train_one(dls, path, settings, seed, resume, provenance):
 
 
 def _free_name(out, name, resume):
-    "`name`, or the first of name-2, name-3… that does not exist; with `resume` the last one that does."
-    taken = [p for p in (Path(out)/name, *sorted(Path(out).glob(f'{name}-[0-9]*'), key=lambda p: int(p.name.rsplit('-', 1)[1]))) if p.exists()]
-    if resume:
-        if not taken: raise SystemExit(f'There is no run {name} in {out} to resume. Leave out --resume to start it.')
-        return taken[-1]
-    return Path(out)/(f'{name}-{len(taken) + 1}' if taken else name)
+    "`name`, or the first of name-2, name-3… that does not exist; with `resume` the last of them that does."
+    here = [p.name for p in Path(out).iterdir()] if Path(out).is_dir() else []
+    taken = sorted(int(m[1] or 1) for o in here if (m := re.fullmatch(re.escape(name) + r'(?:-(\d+))?', o)))
+    if resume and not taken: raise SystemExit(f'There is no run {name} in {out} to resume. Leave out --resume to start it.')
+    i = taken[-1] if resume else next(i for i in count(1) if i not in taken)
+    return Path(out)/(f'{name}-{i}' if i > 1 else name)
+
+
+def _at_least(**limits):
+    "End the command if one of `limits`, {argument: (value, least)}, is too small; None is not given."
+    for k, (v, least) in limits.items():
+        if v is not None and not v >= least: raise SystemExit(f'--{k} is at least {least}, not {v}.')
+
+
+def _check_size(settings, img_size):
+    "End the command if the model does not take pictures of this size."
+    model = create_model(settings['model'], **{k: v for k, v in settings.items() if k not in TRAINING}, img_size=img_size).eval()
+    try: model(torch.zeros(1, model.config['in_channels'], img_size, img_size))
+    except (RuntimeError, ValueError) as e: raise SystemExit(f'--img_size: {e}')
 
 
 def _arguments(text):
@@ -195,11 +217,15 @@ def harmformer_train(
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
-    rival:str=None,         # trained along for comparison, by default a plain network of the same size; 'none' for none
+    rival:str=None,         # trained along for comparison, by default a plain CNN of 31,000 parameters (drive: a U-Net of 41,000); 'none' for none
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
+    _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), img_size=(img_size, 4))
+    if lr is not None and not lr > 0: raise SystemExit(f'--lr is more than 0, not {lr}.')
     try: settings = recipe(benchmark, budget, model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
     except ValueError as e: raise SystemExit(str(e))
+    own = benchmark not in benchmark_names()
+    if own: benchmark = str(Path(benchmark).resolve())     # a run has to find its pictures from anywhere
     rival = rival or ('unet' if benchmark == 'drive' else 'cnn')
     for m in (settings['model'], rival):
         if m not in (*model_names(), 'none'): raise SystemExit(f'no model is called {m!r}; there are {", ".join(model_names())}')
@@ -207,17 +233,17 @@ def harmformer_train(
     size, valid = size or usual['size'], valid or usual['valid']
     try: create_model(settings['model'], **{k: v for k, v in settings.items() if k not in TRAINING})
     except (TypeError, ValueError) as e: raise SystemExit(f'--set: {e}')
+    if own: _check_size(settings, img_size)
     world = start_processes()
     if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
     path = from_first(lambda: check_room(_free_name(out, name or f"{Path(benchmark).name}-{settings['model']}-seed{seed}", resume)))
     config = dict(benchmark=benchmark, title='', seed=seed, size=size, valid=valid, img_size=img_size, recipe=settings, rival=rival)
-    try: dls = first_before_others(lambda: benchmark_dls(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid, img_size=img_size))
-    except DataError as e: raise SystemExit(str(e))
+    dls = first_before_others(lambda: _open_benchmark(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid, img_size=img_size))
     config['title'] = dls.title
     file = path/'config.json'
     if rank_distrib() == 0 and resume and file.exists() and {k: v for k, v in json.loads(file.read_text()).items() if k in config} != json.loads(json.dumps(config)):
         raise SystemExit(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
-    provenance = dict(benchmark=benchmark, title=dls.title, seed=seed, commit=_commit(), images=len(dls.train.dataset))
+    provenance = dict(benchmark=benchmark, title=dls.title, seed=seed, commit=_commit(), images=len(dls.train.dataset), **dls.reading)
     if rank_distrib() == 0: write_whole(file, lambda p: p.write_text(json.dumps(dict(**config, commit=_commit(), torch=torch.__version__, machine=platform.machine()), indent=1)))
 
     todo = {settings['model']: (path, settings)}
@@ -256,26 +282,35 @@ def _append(file, row):
     write_whole(file, lambda p: pd.concat([old, pd.DataFrame([row])]).to_csv(p, index=False))
 
 
+def _open_weights(weights):
+    "`load_model`, whose errors end a command with a sentence."
+    try: return load_model(weights)
+    except (ValueError, OSError) as e: raise SystemExit(str(e))
+
+
 @call_parse
 def harmformer_eval(
-    weights:str,        # a file, or the name of weights that come with the package
+    weights:str,        # a file, the folder of a run, or the name of weights that come with the package
     benchmark:str=None, # by default the one that the weights were trained on
     bs:int=100,         # images in a batch
     n:int=10_000,       # use at most so many images at 0° and at 45°
     csv:str=None,       # add a row to this file
 ):
     "Score trained weights on a benchmark's test set: each image by its own angle, upright, and turned by 45°"
-    try: model = load_model(weights)
-    except (ValueError, OSError) as e: raise SystemExit(str(e))
-    try: dls = benchmark_dls(benchmark or model.provenance['benchmark'], val_bs=bs, img_size=model.config['img_size'])
-    except (DataError, ValueError) as e: raise SystemExit(str(e))
+    _at_least(bs=(bs, 1), n=(n, 1))
+    model = _open_weights(weights)
+    benchmark = benchmark or model.provenance.get('benchmark')
+    if not benchmark: raise SystemExit(f'{weights} does not say what it was trained on: give --benchmark.')
+    dls = _open_benchmark(benchmark, val_bs=bs, img_size=model.config['img_size'])
+    has, wants = [(c.get('num_classes', 'a map of'), c['in_channels']) for c in (model.config, dict(in_channels=dls.n_in, **({} if dls.images else dict(num_classes=dls.c))))]
+    if has != wants: raise SystemExit('{} was made for {} classes and {} colours; {} has {} and {}.'.format(weights, *has, dls.title, *wants))
     model = model.to(dls.device)
     if dls.device.type == 'cpu': reuse_memory()
     print(f"{model.config['name']} ({count_params(model):,} parameters) on {dls.title}, {len(judged_photos(dls) or dls.test.dataset):,} test images:", flush=True)
     found = final_scores(model, dls, n=n)
     for k, v in found.items(): print(f'  {MEANS[k]}: {v:.4f}' if dls.images else f'  {MEANS[k]}: {1 - v:.4%} error')
     if csv: _append(csv, dict(title=dls.title, model=model.config['name'], params=count_params(model),
-                              **{k: v for k, v in model.provenance.items() if not isinstance(v, dict) and k not in ('sha256', 'title', 'benchmark')},
+                              **{k: v for k, v in model.provenance.items() if not isinstance(v, (dict, list)) and k not in ('sha256', 'title', 'benchmark')},
                               samples=len(judged_photos(dls) or dls.test.dataset), samples_at=min(n, len(judged_photos(dls) or dls.test.dataset)), **{f'test_{k}': v for k, v in found.items()}, date=time.strftime('%Y-%m-%d')))
 
 
@@ -283,3 +318,39 @@ def harmformer_eval(
 def harmformer_report(path:str): # folder of a finished run
     "Write the report of a run once more"
     print(f'Report: {run_report(path)}')
+
+
+@torch.no_grad()
+def classify_pictures(
+    model,                           # a classifier in eval mode, such as load_model gives
+    pictures,                        # files
+    vocab=None, mean=None, std=None, # what the model has to know about pictures; None: what its weights say; of DataLoaders: `dls.reading`
+    bs:int=64,                       # pictures at a time
+)->pd.DataFrame:                     # a row for each picture: class, and its probability
+    "What is on each picture, whichever way up it is"
+    said = {**getattr(model, 'provenance', {}), **{k: v for k, v in dict(vocab=vocab, mean=mean, std=std).items() if v is not None}}
+    if missing := [k for k in ('vocab', 'mean', 'std') if k not in said]: raise ValueError(f'the weights do not say {" and ".join(missing)}: only classifiers that harmformer_train made do')
+    device, config = next(model.parameters()).device, model.config
+    def probs(some):
+        x = read_pictures(some, config['img_size']).float()
+        if config['in_channels'] == 1: x = x.mean(1, keepdim=True)
+        mean, std = [torch.tensor(said[k]).view(-1, 1, 1) for k in ('mean', 'std')]
+        return model(((x - mean)/std).to(device)).softmax(1).cpu()
+    p = torch.cat([probs(pictures[i:i+bs]) for i in range(0, len(pictures), bs)])
+    return pd.DataFrame(dict(picture=list(map(str, pictures)), **{'class': [said['vocab'][i] for i in p.argmax(1)], 'probability': p.amax(1).numpy()}))
+
+
+@call_parse
+def harmformer_predict(
+    weights:str,  # a file, the folder of a run, or the name of weights that come with the package
+    pictures:Param('pictures, or folders of them', str, nargs='+', opt=False),
+    csv:str=None, # write a table there, too
+):
+    "Say what is on each picture, whichever way up it is"
+    model = _open_weights(weights)
+    found = [f for p in map(Path, [pictures] if isinstance(pictures, str) else pictures) for f in (picture_files(p) if p.is_dir() else [p])]
+    if not found: raise SystemExit('there are no pictures in ' + ', '.join(pictures) + '.')
+    try: table = classify_pictures(model, found)
+    except (DataError, ValueError) as e: raise SystemExit(str(e))
+    for o in table.itertuples(index=False): print(f'{o[0]}: {o[1]} ({o[2]:.0%})')
+    if csv: write_whole(csv, lambda p: table.to_csv(p, index=False))

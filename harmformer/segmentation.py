@@ -92,6 +92,7 @@ def harmformer_segment(
     except (ValueError, OSError) as e: raise SystemExit(str(e))
     if not hasattr(model, 'multiple'): raise SystemExit(f"{weights} holds a {model.config['name']}, which does not segment: give weights of harmformer_unet.")
     if not 0 < threshold < 1: raise SystemExit(f'--threshold is a probability between 0 and 1, not {threshold}.')
+    if not 0 <= overlap < 1: raise SystemExit(f'--overlap is a share of a tile, at least 0 and less than 1, not {overlap}.')
     images = [images] if isinstance(images, (str, Path)) else images
     names = [Path(p).stem for p in images]
     if twice := {n for n in names if names.count(n) > 1}: raise SystemExit(f'several pictures are called {", ".join(sorted(twice))}: their results would overwrite each other.')

@@ -189,6 +189,7 @@ def check_stem_input(stem, x):
     if x.shape[1] != stem.in_channels: raise ValueError(f'images with {stem.in_channels} channels expected, got {x.shape[1]} in {tuple(x.shape)}')
     dtype, halved = next(stem.parameters()).dtype, sum(map(bool, stem.pools))
     if x.dtype != dtype: raise TypeError(f'images are {x.dtype} but weights {dtype}: convert one of them')
+    if min(x.shape) == 0: raise ValueError(f'there is nothing in images of {tuple(x.shape)}')
     (h, w), k = x.shape[-2:], 2**halved // math.gcd(2**halved, stem.upscale)
-    if min(x.shape) == 0 or h % k or w % k:
+    if h % k or w % k:
         raise ValueError(f'{h}×{w} pixels do not fit this stem, which enlarges by {stem.upscale} and halves {halved} times: both sides have to be multiples of {k}')

@@ -141,8 +141,12 @@ def recipe(
     if benchmark not in PAPER and not own: raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}, or give a folder of your own pictures')
     res = {**dict(wd=.01, label_smoothing=.1), **PAPER['digits' if own else benchmark]}
     if budget and benchmark in BUDGET: res = {**res, **dict(lr=.004, schedule='onecycle', dropout=0.), **BUDGET[benchmark]}
-    if changes.get('model') in ('cnn', 'vit', 'unet'): res = {k: v for k, v in res.items() if k not in ('dropout', 'small', *SMALL)} # plain ones have none of these
-    return {**res, **{k: v for k, v in changes.items() if v is not None}}
+    plain = changes.get('model') in ('cnn', 'vit', 'unet')
+    if plain: res = {k: v for k, v in res.items() if k not in ('dropout', 'small', *SMALL)} # plain ones have none of these
+    res = {**res, **{k: v for k, v in changes.items() if v is not None}}
+    if (res['model'] in ('harmformer_unet', 'unet')) != (benchmark == 'drive'): raise ValueError(f"{res['model']} is not for {benchmark}: harmformer_unet and unet are for drive, and it for them")
+    if plain and res.get('small'): raise ValueError(f"{res['model']} has no small form")
+    return res
 
 # %% ../nbs/11_train.ipynb #484d642d
 def schedule_cbs(schedule:str, lr:float)->list:

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest, torch
 from PIL import Image
 from harmformer.core import load_model
+from harmformer.data import benchmark_dls
+from harmformer.report import _free_name, harmformer_eval, harmformer_predict, harmformer_train
 
 TINY = "from harmformer import core; core.PRESETS['harmformer_digits'].update(channels=(2, 2), depth=1, head_dim=4, kernel_size=7, rings=2); "
 CODE = TINY + "from harmformer import report; report.ANGLES = (0, 90); report.harmformer_train({})"
@@ -131,3 +133,39 @@ def test_code_of_the_readme(capsys):
     exec('\n'.join(blocks), {})
     right, moved = re.match(r'(\d+)% of .* by (\S+)\n', capsys.readouterr().out).groups()
     assert int(right) >= 90 and float(moved) < 1e-4
+
+
+@pytest.mark.parametrize('args, why', [(dict(epochs=0), '--epochs is at least 1'), (dict(bs=1), '--bs is at least 2'), (dict(bs=0), '--bs'), (dict(size=0), '--size'), (dict(valid=-3), '--valid'),
+                                       (dict(lr=-1.), '--lr is more than 0'), (dict(model='harmformer_unet'), 'not for digits'), (dict(model='cnn', small=1), 'no small form'),
+                                       (dict(benchmark='.', img_size=33), '--img_size')])
+def test_numbers_and_models_that_do_not_fit(tmp_path, monkeypatch, args, why):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=why): harmformer_train(**args)
+    assert not (tmp_path/'runs').exists()
+
+
+@pytest.mark.parametrize('there, fresh, last', [([], 'x', None), (['x'], 'x-2', 'x'), (['x', 'x-3'], 'x-2', 'x-3'), (['x', 'x-2', 'x-2b', 'x-old', 'xy'], 'x-3', 'x-2')])
+def test_a_new_run_overwrites_nothing(tmp_path, there, fresh, last):
+    for o in there: (tmp_path/o).mkdir()
+    assert _free_name(tmp_path, 'x', False).name == fresh
+    if last: assert _free_name(tmp_path, 'x', True).name == last
+    else:
+        with pytest.raises(SystemExit): _free_name(tmp_path, 'x', True)
+
+
+@pytest.mark.parametrize('args, why', [("'nothing'", 'no weights at nothing'), ("'pcam', 'digits'", 'made for 2 classes and 3 colours'),
+                                       ("'drive', 'digits'", 'made for a map of'), ("'digits', n=0", '--n is at least 1')])
+def test_what_cannot_be_evaluated_is_said(args, why):
+    with pytest.raises(SystemExit, match=why): eval(f'harmformer_eval({args})')
+
+
+def test_predict(tmp_path, capsys, finished):
+    x, y = benchmark_dls('digits').test.dataset.batch(range(20))
+    (tmp_path/'new').mkdir()
+    for i, o in enumerate(x): Image.fromarray((255*o[0]).byte().numpy()).save(tmp_path/'new'/f'{i:02}.png')
+    harmformer_predict('digits', [str(tmp_path/'new')], csv=str(tmp_path/'said.csv'))
+    said = [int(l.rsplit(': ', 1)[1][0]) for l in capsys.readouterr().out.splitlines()]
+    assert sum(a == b for a, b in zip(said, y.tolist())) >= 19 and len((tmp_path/'said.csv').read_text().splitlines()) == 21
+    harmformer_predict(str(finished[0]), [str(tmp_path/'new'/'00.png')])            # the folder of a run
+    with pytest.raises(SystemExit, match='missing'): harmformer_predict('digits', [str(tmp_path/'gone.png')])
+    with pytest.raises(SystemExit, match='do not say vocab'): harmformer_predict('drive', [str(tmp_path/'new'/'00.png')])

@@ -455,7 +455,28 @@ def test_a_folder_of_more_than_eight_bits(shapes, dtype, suffix):
 
 
 def test_an_empty_picture_of_sixteen_bits_stays_black():
-    assert np.asarray(files.eight_bits(Image.fromarray(np.zeros((4, 4), np.uint16)))).max() == 0
+    assert np.asarray(files.to_rgb(Image.fromarray(np.zeros((4, 4), np.uint16)))).max() == 0
+
+
+def test_transparent_parts_are_black():
+    im = Image.new('RGBA', (4, 4), (255, 255, 255, 0))
+    im.putpixel((1, 2), (10, 20, 30, 255))
+    x = np.asarray(files.to_rgb(im))
+    assert x[2, 1].tolist() == [10, 20, 30] and x.sum() == 60
+
+
+def test_what_a_folder_passes_over_and_what_it_refuses(shapes):
+    (shapes/'lines'/'._0.png').write_bytes(b'what some systems leave behind')
+    assert len(read_folder(shapes)[0]) == 20
+    pages = [Image.new('L', (9, 9), 50*i) for i in range(3)]
+    pages[0].save(shapes/'lines'/'stack.tif', save_all=True, append_images=pages[1:])
+    with pytest.raises(DataError, match='stack.tif is a stack of 3 pictures'): read_folder(shapes)
+
+
+@pytest.mark.parametrize('mode', ['RGB', 'RGBA', 'P'])
+def test_a_colour_photograph_is_one_in_any_mode(tmp_path, mode):
+    Image.new('RGB', (9, 9), (200, 80, 30)).convert(mode).save(tmp_path/'a.png')
+    assert files.open_picture(tmp_path/'a.png').mode == 'RGB'
 
 
 def test_damaged_folder(shapes):
