@@ -322,7 +322,7 @@ def harmformer_report(path:str): # folder of a finished run
 
 @torch.no_grad()
 def classify_pictures(
-    model,                           # a classifier in eval mode, such as load_model gives
+    model,                           # a classifier of create_model or load_model; evaluated in eval mode
     pictures,                        # files
     vocab=None, mean=None, std=None, # what the model has to know about pictures; None: what its weights say; of DataLoaders: `dls.reading`
     bs:int=64,                       # pictures at a time
@@ -330,13 +330,15 @@ def classify_pictures(
     "What is on each picture, whichever way up it is"
     said = {**getattr(model, 'provenance', {}), **{k: v for k, v in dict(vocab=vocab, mean=mean, std=std).items() if v is not None}}
     if missing := [k for k in ('vocab', 'mean', 'std') if k not in said]: raise ValueError(f'the weights do not say {" and ".join(missing)}: only classifiers that harmformer_train made do')
-    device, config = next(model.parameters()).device, model.config
+    device, config, training = next(model.parameters()).device, model.config, model.training
     def probs(some):
         x = read_pictures(some, config['img_size']).float()
         if config['in_channels'] == 1: x = x.mean(1, keepdim=True)
         mean, std = [torch.tensor(said[k]).view(-1, 1, 1) for k in ('mean', 'std')]
         return model(((x - mean)/std).to(device)).softmax(1).cpu()
+    model.eval()
     p = torch.cat([probs(pictures[i:i+bs]) for i in range(0, len(pictures), bs)])
+    model.train(training)
     return pd.DataFrame(dict(picture=list(map(str, pictures)), **{'class': [said['vocab'][i] for i in p.argmax(1)], 'probability': p.amax(1).numpy()}))
 
 
