@@ -236,11 +236,9 @@ def harmformer_train(
     if own: _check_size(settings, img_size)
     world = start_processes()
     if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
-    path = from_first(lambda: check_room(_free_name(out, name or f"{Path(benchmark).name}-{settings['model']}-seed{seed}", resume)))
-    config = dict(benchmark=benchmark, title='', seed=seed, size=size, valid=valid, img_size=img_size, recipe=settings, rival=rival)
     dls = first_before_others(lambda: _open_benchmark(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid, img_size=img_size))
-    config['title'] = dls.title
-    file = path/'config.json'
+    path = from_first(lambda: check_room(_free_name(out, name or f"{Path(benchmark).name}-{settings['model']}-seed{seed}", resume)))
+    config, file = dict(benchmark=benchmark, title=dls.title, seed=seed, size=size, valid=valid, img_size=img_size, recipe=settings, rival=rival), path/'config.json'
     if rank_distrib() == 0 and resume and file.exists() and {k: v for k, v in json.loads(file.read_text()).items() if k in config} != json.loads(json.dumps(config)):
         raise SystemExit(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
     provenance = dict(benchmark=benchmark, title=dls.title, seed=seed, commit=_commit(), images=len(dls.train.dataset), **dls.reading)

@@ -125,6 +125,8 @@ def test_a_folder_of_pictures(tmp_path):
     assert code == 0, out
     path = tmp_path/'runs'/'colours-harmformer_digits-seed0'
     assert 'colours: 14 to train' in out and (path/'report.html').exists() and load_model(path/'best.safetensors').config['in_channels'] == 3
+    code, out = command(tmp_path, "benchmark='colours/red'")               # no classes in it: nothing is left behind
+    assert code and 'two or more classes' in out and 'Traceback' not in out and [p.name for p in (tmp_path/'runs').iterdir()] == [path.name], out
 
 
 def test_code_of_the_readme(capsys):
