@@ -5,11 +5,12 @@
 import time
 from pathlib import Path
 import pandas as pd
-from fastcore.script import Param, call_parse
+from fastcore.script import call_parse
 from fastprogress.fastprogress import progress_bar
 from harmformer.core import load_model
 from harmformer.data import benchmark_dls
 from harmformer.evidence import angle_plot
+from harmformer.segmentation import argument
 from harmformer.train import accuracy_by_angle, reuse_memory
 
 NBS = Path(__file__).resolve().parent.parent/'nbs'
@@ -17,7 +18,7 @@ NBS = Path(__file__).resolve().parent.parent/'nbs'
 
 @call_parse
 def main(
-    weights:Param('names of weights that come with the package, or files', str, nargs='+'),
+    weights:argument('names of weights that come with the package, or files', nargs='+', opt=False),
     samples:int=500,         # test images, the first ones
     step:int=15,             # degrees
     draw:str='mnist-rot-test', # benchmark of the front page's picture

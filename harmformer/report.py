@@ -8,12 +8,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from fastcore.script import Param, call_parse
+from fastcore.script import call_parse
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
 from harmformer.data import benchmark_dls, benchmark_names
 from harmformer.files import DataError, picture_files, read_pictures
-from harmformer.segmentation import map_scores_at, show_maps, show_turning_maps
+from harmformer.segmentation import argument, map_scores_at, show_maps, show_turning_maps
 from harmformer.stability import COLOURS, plot_polar
 from harmformer.train import (SMALL, _commit, accuracy_by_angle, accuracy_on, check_room, first_before_others, fit, from_first, harmformer_learner, human_time,
                               recipe, reuse_memory, seconds_per_step, start_processes, write_whole)
@@ -202,7 +202,7 @@ def _arguments(text):
 
 @call_parse
 def harmformer_train(
-    benchmark:Param('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive, or a folder with a subfolder of pictures for each class', str, opt=False, nargs='?')='digits',
+    benchmark:argument('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive, or a folder with a subfolder of pictures for each class', opt=False, nargs='?')='digits',
     model:str=None,         # another model than the recipe's
     epochs:int=None,        # instead of the recipe's
     bs:int=None,            # images in a batch, instead of the recipe's
@@ -343,7 +343,7 @@ def classify_pictures(
 @call_parse
 def harmformer_predict(
     weights:str,  # a file, the folder of a run, or the name of weights that come with the package
-    pictures:Param('pictures, or folders of them', str, nargs='+', opt=False),
+    pictures:argument('pictures, or folders of them', nargs='+', opt=False),
     csv:str=None, # write a table there, too
 ):
     "Say what is on each picture, whichever way up it is"

@@ -3,10 +3,12 @@
 __all__ = ['map_scores_at', 'show_maps', 'show_turning_maps', 'read_picture', 'harmformer_segment']
 
 from pathlib import Path
+from typing import Annotated
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from fastcore.script import Param, call_parse
+import fastcore.script
+from fastcore.script import call_parse
 from PIL import Image
 from harmformer.core import disc, load_model, rotate_image
 from harmformer.files import DataError, open_picture, picture_tensor
@@ -14,6 +16,11 @@ from harmformer.train import check_room, reuse_memory
 from harmformer.unet import score_images, segment
 
 TURNS = (0, 45, 90)
+
+
+def argument(help, type=str, **kwargs):
+    "The annotation of an argument of a command, with `kwargs` of argparse: fastcore 1 has a class for it, fastcore 2 takes what Python has."
+    return fastcore.script.Param(help, type, **kwargs) if hasattr(fastcore.script, 'Param') else Annotated[type, help, kwargs]
 
 
 def map_scores_at(model, items, degrees=TURNS):
@@ -81,7 +88,7 @@ def _save(path, array): Image.fromarray((array*255).round().clip(0, 255).astype(
 
 @call_parse
 def harmformer_segment(
-    images:Param('pictures to segment', str, nargs='+', opt=False), # files
+    images:argument('pictures to segment', nargs='+', opt=False),
     out:str='segmented',     # folder for the results
     weights:str='drive',     # a file, or the name of weights that come with the package
     threshold:float=.5,      # a pixel is vessel above this probability

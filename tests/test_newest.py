@@ -47,6 +47,9 @@ def test_a_training_step_with_the_newest_fastai(tmp_path, wheel):
     run('-m', 'pip', 'install', '-q', '-U', *newest)
     run('-m', 'pip', 'install', '-q', '--no-deps', wheel)
 
+    for name in ('train', 'predict', 'segment'):  # the commands, whose arguments the newest fastcore reads differently
+        r = subprocess.run([python.with_name(f'harmformer_{name}' + python.suffix), '--help'], capture_output=True, text=True, cwd=tmp_path)
+        assert r.returncode == 0 and f'usage: harmformer_{name}' in r.stdout, r.stderr
     assert run('-c', "from harmformer.core import create_model; print(create_model('harmformer_mnist', pretrained='mnist-rot-test').provenance['title'])").endswith('mnist-rot-test')
     got = json.loads(run('-c', STEP).splitlines()[-1])
     assert len(got['learnt']) > 2 and all(got['learnt'])
