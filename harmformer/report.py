@@ -187,7 +187,7 @@ def _check_size(settings, img_size):
     "End the command if the model does not take pictures of this size."
     model = create_model(settings['model'], **{k: v for k, v in settings.items() if k not in TRAINING}, img_size=img_size).eval()
     try: model(torch.zeros(1, model.config['in_channels'], img_size, img_size))
-    except (RuntimeError, ValueError) as e: raise SystemExit(f'--img_size: {e}')
+    except (RuntimeError, ValueError) as e: raise SystemExit(f'--pixels: {e}')
 
 
 def _arguments(text):
@@ -213,14 +213,14 @@ def harmformer_train(
     small:int=None,         # epochs in small form before the others, instead of the recipe's
     size:int=None,          # use only so many training images
     valid:int=None,         # use only so many validation images
-    img_size:int=32,        # to which pictures of a folder are scaled
+    pixels:int=32,          # side to which pictures of a folder are scaled
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
     rival:str=None,         # trained along for comparison, by default a plain CNN of 31,000 parameters (drive: a U-Net of 41,000); 'none' for none
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
-    _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), img_size=(img_size, 4))
+    _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), pixels=(pixels, 4))
     if lr is not None and not lr > 0: raise SystemExit(f'--lr is more than 0, not {lr}.')
     try: settings = recipe(benchmark, budget, model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
     except ValueError as e: raise SystemExit(str(e))
@@ -233,12 +233,12 @@ def harmformer_train(
     size, valid = size or usual['size'], valid or usual['valid']
     try: create_model(settings['model'], **{k: v for k, v in settings.items() if k not in TRAINING})
     except (TypeError, ValueError) as e: raise SystemExit(f'--set: {e}')
-    if own: _check_size(settings, img_size)
+    if own: _check_size(settings, pixels)
     world = start_processes()
     if settings['bs'] % world: raise SystemExit(f"a batch of {settings['bs']} cannot be shared by {world} processes: choose another --bs.")
-    dls = first_before_others(lambda: _open_benchmark(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid, img_size=img_size))
+    dls = first_before_others(lambda: _open_benchmark(benchmark, bs=settings['bs']//world, seed=seed, size=size, valid=valid, img_size=pixels))
     path = from_first(lambda: check_room(_free_name(out, name or f"{Path(benchmark).name}-{settings['model']}-seed{seed}", resume)))
-    config, file = dict(benchmark=benchmark, title=dls.title, seed=seed, size=size, valid=valid, img_size=img_size, recipe=settings, rival=rival), path/'config.json'
+    config, file = dict(benchmark=benchmark, title=dls.title, seed=seed, size=size, valid=valid, img_size=pixels, recipe=settings, rival=rival), path/'config.json'
     if rank_distrib() == 0 and resume and file.exists() and {k: v for k, v in json.loads(file.read_text()).items() if k in config} != json.loads(json.dumps(config)):
         raise SystemExit(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
     provenance = dict(benchmark=benchmark, title=dls.title, seed=seed, commit=_commit(), images=len(dls.train.dataset), **dls.reading)

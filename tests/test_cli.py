@@ -139,7 +139,7 @@ def test_code_of_the_readme(capsys):
 
 @pytest.mark.parametrize('args, why', [(dict(epochs=0), '--epochs is at least 1'), (dict(bs=1), '--bs is at least 2'), (dict(bs=0), '--bs'), (dict(size=0), '--size'), (dict(valid=-3), '--valid'),
                                        (dict(lr=-1.), '--lr is more than 0'), (dict(model='harmformer_unet'), 'not for digits'), (dict(model='cnn', small=1), 'no small form'),
-                                       (dict(benchmark='.', img_size=33), '--img_size')])
+                                       (dict(benchmark='.', pixels=33), '--pixels')])
 def test_numbers_and_models_that_do_not_fit(tmp_path, monkeypatch, args, why):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=why): harmformer_train(**args)
