@@ -3,6 +3,7 @@
 
     python3 run.py train ...   train a model (the arguments go to harmformer_train)
     python3 run.py test ...    test every notebook and tests/ (the arguments go to pytest)
+    python3 run.py torture     random calls, damaged files and kills for 30 minutes (--minutes 5 for 5); prints one table
     python3 run.py check       would nbdev_clean or nbdev_export change a file?
     python3 run.py readme      write README.md from nbs/index.ipynb
     python3 run.py lab         open the notebooks in JupyterLab
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = Path(os.environ.get('HARMFORMER_VENV') or ROOT/'.venv').absolute()
 BIN, EXE = (VENV/'Scripts', '.exe') if os.name == 'nt' else (VENV/'bin', '')
-TEST_MINUTES = 25
+TEST_MINUTES = 60
 
 
 def tool(name): return str(BIN/(name + EXE))
@@ -49,18 +50,23 @@ def setup():
 
 def train(*args):
     if not (ROOT/'harmformer'/'train.py').exists():
-        sys.exit('There is nothing to train yet: the command comes with notebook 11_train, which this version lacks.')
+        sys.exit('There is nothing to train yet: the command comes with notebook 13_train, which this version lacks.')
     setup()
     return run('harmformer_train', *args)
 
 
 def test(*args):
-    "pytest runs nbdev_test on each notebook too (tests/test_notebooks.py), so its last line counts everything."
+    "pytest runs each notebook too (tests/test_notebooks.py), so its last line counts everything."
     setup()
     half = str(max(1, (os.cpu_count() or 2)//2))  # threads for each of the two workers
     try: return run('python', '-m', 'pytest', *(args or ['-n', '2', '--dist', 'worksteal']), cwd=ROOT, timeout=60*TEST_MINUTES,
                     env={'OMP_NUM_THREADS': half, **os.environ})
     except subprocess.TimeoutExpired: sys.exit(f'The tests did not end within {TEST_MINUTES} minutes: failed.')
+
+
+def torture(*args):
+    setup()
+    return run('python', ROOT/'tests'/'campaign'/'torture.py', *args, cwd=ROOT, env={'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), **os.environ})
 
 
 def changed_by_nbdev(root=ROOT):
@@ -116,7 +122,7 @@ def lab(*args):
 
 if __name__ == '__main__':
     if sys.version_info < (3, 10): sys.exit('harmformer needs Python 3.10 or newer; this is %d.%d.' % sys.version_info[:2])
-    commands = {f.__name__: f for f in (train, test, check, readme, lab)}
+    commands = {f.__name__: f for f in (train, test, torture, check, readme, lab)}
     if len(sys.argv) < 2 or sys.argv[1] not in commands: sys.exit(__doc__)
     try: sys.exit(commands[sys.argv[1]](*sys.argv[2:]))
     except KeyboardInterrupt: sys.exit('\nInterrupted. Run the same command again.')

@@ -1,4 +1,5 @@
-"""Accuracy of trained weights against the angle of the test images. Writes nbs/results/angles.csv, which the evidence notebooks draw, and the front page's picture.
+"""Accuracy of trained weights against the angle of the test images, and how many answers survive every rotation.
+Writes nbs/results/angles.csv and consistency.csv, which the evidence notebooks show, and the front page's picture.
 
     python benchmarks/angles.py mnist-rot-test mnist-rot-test-vit    names of weights that come with the package, or files
 """
@@ -9,30 +10,37 @@ from fastcore.script import call_parse
 from fastprogress.fastprogress import progress_bar
 from harmformer.core import load_model
 from harmformer.data import benchmark_dls
-from harmformer.evidence import angle_plot
-from harmformer.segmentation import argument
-from harmformer.train import accuracy_by_angle, reuse_memory
+from harmformer.evaluate import angle_plot, right_by_angle, rotation_consistency
+from harmformer.cli import argument
+from harmformer.system import reuse_memory
 
 NBS = Path(__file__).resolve().parent.parent/'nbs'
+
+
+def replace(name, rows):
+    "Put `rows`, all of one model on one benchmark, in the place of those that a file in nbs/results has of it."
+    file, new = NBS/'results'/f'{name}.csv', pd.DataFrame(rows).assign(date=time.strftime('%Y-%m-%d'))
+    old = pd.read_csv(file, dtype=str) if file.exists() else new[:0]             # as text: old rows stay as they are
+    pd.concat([old[(old.title != new.title[0]) | (old.model != new.model[0])], new]).to_csv(file, index=False)
 
 
 @call_parse
 def main(
     weights:argument('names of weights that come with the package, or files', nargs='+', opt=False),
-    samples:int=500,         # test images, the first ones
+    samples:int=500,         # test images, evenly spread
     step:int=15,             # degrees
     draw:str='mnist-rot-test', # benchmark of the front page's picture
 ):
     "Measure accuracy against angle"
     reuse_memory()
-    file = NBS/'results'/'angles.csv'
-    rows = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=['title', 'model'])
     for w in weights:
         model = load_model(w)
         dls = benchmark_dls(model.provenance['benchmark'], img_size=model.config['img_size'])
-        angles = range(0, 360, step)
-        found = {a: accuracy_by_angle(model, (dls.upright or dls.test).dataset, [a], n=samples)[a] for a in progress_bar(angles)}
-        new = pd.DataFrame(dict(title=dls.title, model=model.config['name'], seed=model.provenance['seed'], samples=samples, angle=list(found), accuracy=list(found.values()), date=time.strftime('%Y-%m-%d')))
-        rows = pd.concat([rows[(rows.title != dls.title) | (rows.model != model.config['name'])], new])
-        rows.to_csv(file, index=False)
-    angle_plot(draw, file.parent).savefig(NBS/'images'/'angles.png', dpi=100)
+        right = {}
+        for a in progress_bar(range(0, 360, step)): right |= right_by_angle(model, (dls.upright or dls.test).dataset, [a], n=samples)
+        facts = dict(title=dls.title, model=model.config['name'], seed=model.provenance['seed'], samples=len(right[0]))
+        accuracy = [dict(**facts, angle=a, accuracy=r.double().mean().item()) for a, r in right.items()]
+        replace('angles', accuracy)
+        replace('consistency', [dict(**facts, angles=len(right), upright=accuracy[0]['accuracy'], worst=min(o['accuracy'] for o in accuracy),
+                                     consistency=rotation_consistency(right), commit=model.provenance['commit'])])
+    angle_plot(draw, NBS/'results').savefig(NBS/'images'/'angles.png', dpi=100)

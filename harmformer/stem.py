@@ -9,9 +9,9 @@ __all__ = ['NORMS', 'HSkip', 'avg_pool', 'upscale', 'radial_mask', 'HNetNorm', '
 # %% ../nbs/04_stem.ipynb #7f61067c
 import math, torch
 import torch.nn.functional as F
-from functools import lru_cache
 from torch import nn
 from torch.autograd.function import once_differentiable
+from .constants import derived
 from .fields import as_orders, disc, pixel_grid
 from .conv import HConv2d
 from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
@@ -63,26 +63,29 @@ def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w), real or 
     y = F.interpolate(x.reshape(-1, 1, *x.shape[-2:]), scale_factor=factor, mode='bilinear', align_corners=False)
     return y.view(*x.shape[:-2], *y.shape[-2:])
 
+# %% ../nbs/04_stem.ipynb #a9e10006
+@derived
+def _mask(h, w, kind):
+    "`radial_mask` in double precision"
+    if kind == 'circle': return disc(h, w).double()
+    if kind != 'tukey': raise ValueError(f"mask is 'tukey', 'circle' or None, got {kind!r}")
+    x, y = pixel_grid(h, w)
+    r = (x**2 + y**2).sqrt() * 2/min(h, w)
+    return .5 + .5*torch.cos(math.pi*(4*r - 3).clamp(0, 1))
+
 # %% ../nbs/04_stem.ipynb #b7963d7c
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
 def radial_mask(
     h:int, w:int,
     kind:str='tukey', # fades over the outer quarter of the radius; 'circle' does not fade; None is no mask
     dtype=torch.float32, device=None,
 )->torch.Tensor:      # (h, w), or None
     "1 in the middle, 0 from half the shorter side on"
-    if kind is None: return None
-    if kind == 'circle': return disc(h, w, device=device).to(dtype)
-    if kind != 'tukey': raise ValueError(f"mask is 'tukey', 'circle' or None, got {kind!r}")
-    x, y = pixel_grid(h, w, device=device)
-    r = (x**2 + y**2).sqrt() * 2/min(h, w)
-    return (.5 + .5*torch.cos(math.pi*(4*r - 3).clamp(0, 1))).to(dtype)
+    return None if kind is None else _mask(h, w, kind).to(device, dtype)
 
 # %% ../nbs/04_stem.ipynb #3ff36225
 def _mask_of(z, kind):
     "The mask for `z`, in its precision and on its device"
-    return radial_mask(*z.shape[-2:], kind, z.real.dtype, z.device)
+    return None if kind is None else _mask(*z.shape[-2:], kind, like=z.real)
 
 # %% ../nbs/04_stem.ipynb #00e59bbe
 class HNetNorm(nn.Module):

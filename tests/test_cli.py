@@ -5,10 +5,12 @@ import pytest, torch
 from PIL import Image
 from harmformer.core import load_model
 from harmformer.data import benchmark_dls
-from harmformer.report import _free_name, harmformer_eval, harmformer_predict, harmformer_train
+from harmformer.cli import harmformer_eval, harmformer_predict, harmformer_train
+from harmformer.runs import free_name
+from harmformer.system import read_tensors
 
 TINY = "from harmformer import core; core.PRESETS['harmformer_digits'].update(channels=(2, 2), depth=1, head_dim=4, kernel_size=7, rings=2); "
-CODE = TINY + "from harmformer import report; report.ANGLES = (0, 90); report.harmformer_train({})"
+CODE = TINY + "from harmformer import cli, report; report.ANGLES = (0, 90); cli.harmformer_train({})"
 
 
 def command(cwd, args, wait=True):
@@ -19,7 +21,7 @@ def command(cwd, args, wait=True):
     return p.returncode, out
 
 
-def weights(path): return torch.load(path/'checkpoint.pt', weights_only=True)['model']
+def weights(path): return read_tensors(path/'checkpoint.safetensors')[1]
 
 
 @pytest.fixture(scope='module')
@@ -79,7 +81,7 @@ def test_progress_bar_counts_on_after_a_resumption(tmp_path):
 
 
 def test_weights_load_and_evaluate(finished):
-    code = "from harmformer.report import harmformer_eval; harmformer_eval({!r})".format(str(finished[0]/'best.safetensors'))
+    code = "from harmformer.cli import harmformer_eval; harmformer_eval({!r})".format(str(finished[0]/'best.safetensors'))
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
     assert out.returncode == 0 and 'own angle' in out.stdout and '45°' in out.stdout, out.stderr
     turned = json.loads((finished[0]/'results.json').read_text())['rows'][0]['turned']
@@ -133,7 +135,7 @@ def test_code_of_the_readme(capsys):
     blocks = re.findall(r'```python\n(.*?)```', (Path(__file__).parent.parent/'README.md').read_text(encoding='utf-8'), re.S)
     assert len(blocks) == 2
     exec('\n'.join(blocks), {})
-    right, moved = re.match(r'(\d+)% of .* by (\S+)\n', capsys.readouterr().out).groups()
+    right, moved = re.match(r'(\d+)% of .* by (\S+):', capsys.readouterr().out, re.S).groups()
     assert int(right) >= 90 and float(moved) < 1e-4
 
 
@@ -149,10 +151,10 @@ def test_numbers_and_models_that_do_not_fit(tmp_path, monkeypatch, args, why):
 @pytest.mark.parametrize('there, fresh, last', [([], 'x', None), (['x'], 'x-2', 'x'), (['x', 'x-3'], 'x-2', 'x-3'), (['x', 'x-2', 'x-2b', 'x-old', 'xy'], 'x-3', 'x-2')])
 def test_a_new_run_overwrites_nothing(tmp_path, there, fresh, last):
     for o in there: (tmp_path/o).mkdir()
-    assert _free_name(tmp_path, 'x', False).name == fresh
-    if last: assert _free_name(tmp_path, 'x', True).name == last
+    assert free_name(tmp_path, 'x', False).name == fresh
+    if last: assert free_name(tmp_path, 'x', True).name == last
     else:
-        with pytest.raises(SystemExit): _free_name(tmp_path, 'x', True)
+        with pytest.raises(ValueError, match='no run x'): free_name(tmp_path, 'x', True)
 
 
 @pytest.mark.parametrize('args, why', [("'nothing'", 'no weights at nothing'), ("'pcam', 'digits'", 'made for 2 classes and 3 colours'),

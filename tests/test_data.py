@@ -1,4 +1,4 @@
-"""Files and faults of the benchmarks (harmformer/files.py and 10_data): what is missing, damaged or half-written is refused with a message that helps, and what is whole is read.
+"""Files and faults of the benchmarks (harmformer/files.py and 12_data): what is missing, damaged or half-written is refused with a message that helps, and what is whole is read.
 
 No test uses the network. Real files are read where HARMFORMER_DATA names them."""
 import errno, gzip, hashlib, io, os, signal, struct, subprocess, sys, tarfile, textwrap, time, urllib.error, urllib.request, zipfile
@@ -123,7 +123,7 @@ def test_disk_full_or_forbidden(home, net, monkeypatch, code, why):
     monkeypatch.setattr(files, 'open', full, raising=False)
     net.sites[URL] = GOOD
     with pytest.raises(DataError, match=why) as e: get()
-    assert all(o in str(e.value) for o in ('file.gz', md5(GOOD), 'Make room')) and cached(home) == []
+    assert all(o in str(e.value) for o in ('file.gz', md5(GOOD), 'XDG_CACHE_HOME')) and cached(home) == []
 
 
 def test_the_cache_cannot_be_made(home, net):

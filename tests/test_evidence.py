@@ -3,10 +3,9 @@ import json
 from pathlib import Path
 
 import pandas as pd, pytest
-from harmformer.core import load_model
+from harmformer.core import load_model, model_card
 from harmformer.data import benchmark_dls
-from harmformer.evidence import front_table, our_runs
-from harmformer.report import final_scores, read_rows
+from harmformer.evaluate import final_scores, front_table, our_runs, read_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT/'nbs'/'results'
@@ -23,9 +22,27 @@ def rows_of(weights):
 def test_weights_that_ship_have_their_row(weights): assert len(rows_of(weights)) == 1
 
 
+@pytest.mark.parametrize('weights', WEIGHTS)
+def test_cards_tell_every_stage(weights):
+    said = load_model(weights).provenance
+    assert said['stages'][-1]['epochs'] == said['epochs'] and '| epochs |' not in model_card(weights)
+    if 'images_seen' in said: assert sum(s['images_seen'] for s in said['stages']) == said['images_seen']
+    for s in said['stages']: assert f"{s['epochs']} epoch" in model_card(weights)
+
+
 def test_eval_gives_the_row_again():
     row, found = rows_of('digits').iloc[0], final_scores(load_model('digits'), benchmark_dls('digits', val_bs=100))
     assert {k: row[f'test_{k}'] for k in found} == found
+
+
+@pytest.mark.parametrize('weights', ['mnist-rot-test', 'mnist-rot-test-vit', 'digits'])
+def test_consistency_is_that_of_weights_that_ship(weights):
+    rows, model = read_rows(RESULTS/'consistency.csv'), load_model(weights)
+    row = rows[(rows.title == model.provenance['title']) & (rows.model == model.config['name'])]
+    assert row.commit.tolist() == [model.provenance['commit']]
+    angles = pd.read_csv(RESULTS/'angles.csv').merge(row[['title', 'model']])
+    assert len(angles) == row.angles.item() and angles.accuracy.min() == pytest.approx(row.worst.item())
+    assert 1 - row.consistency.item() >= (row.upright.item() - row.worst.item())/row.upright.item() - 1e-9  # lost at the worst angle alone
 
 
 def front_page(nb): return [''.join(o['data']['text/markdown']) for c in nb['cells'] if 'front_table()' in ''.join(c['source']) for o in c.get('outputs', [])]

@@ -1,4 +1,4 @@
-"""The whole model, in single precision and over random shapes: what 08_core shows in double precision."""
+"""The whole model, in single precision and over random shapes: what 08_model shows in double precision."""
 import pytest, torch
 from harmformer.core import *
 from harmformer.core import PRESETS

@@ -1,5 +1,5 @@
-"""Each notebook twice, top to bottom: by nbdev_test (which has no time limit and prints no counts itself), and in the kernel
-that JupyterLab starts, where a reader also sees what it shows: that must be as stored, and no warning."""
+"""Each notebook twice, top to bottom: by nbdev_test, and in the kernel that JupyterLab starts, where it has to write nothing to stderr and
+show what is stored, numbers included."""
 import re, shutil, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
@@ -17,7 +17,7 @@ MINUTES = 5
 
 
 def nbdev_test(notebook, minutes=MINUTES, cwd=ROOT):
-    "What nbdev_test has against `notebook`: '' if it passes."
+    "What nbdev_test, which has no time limit, has against `notebook`: '' if it passes."
     try: r = subprocess.run([run.tool('nbdev_test'), '--path', str(notebook)], cwd=cwd, capture_output=True, text=True, timeout=60*minutes)
     except subprocess.TimeoutExpired: return f'{notebook.name} did not end within {minutes} minutes'
     return '' if r.returncode == 0 else f'{notebook.name} failed\n{r.stdout}{r.stderr}'
@@ -41,6 +41,25 @@ def shown(cell):
     return {'printed' if o.output_type == 'stream' else next(k for k in kinds if k in o.data) for o in cell.get('outputs', [])}
 
 
+NUMBER = re.compile(r'(?<![\w.])[-+−]?\d+(?:[,_]\d{3})*(?:\.\d*)?(?:e[-+]?\d+)?|(?<![\w.])\.\d+')
+CHANGES = ('HARMFORMER_DATA', 'timeit', 'perf_counter', 'repeat(')  # what such a cell shows depends on the machine
+
+
+def said(cell):
+    "The text below a cell: what is printed, and values as plain text."
+    parts = [o.text if o.output_type == 'stream' else o.data.get('text/plain', '') for o in cell.get('outputs', []) if o.get('name') != 'stderr']
+    return '' if any(o in cell.source for o in CHANGES) else ' '.join(' '.join(map(''.join, parts)).split())
+
+
+def differs(old, new, rel=.25, near=5e-3):
+    "Where two texts say different things: other words, or numbers that are further apart than another machine's rounding and training explain."
+    words = [NUMBER.sub('#', o).replace(' ', '') for o in (old, new)]
+    if words[0] != words[1]: return f'stored is {old[:300]!r}, now it says {new[:300]!r}'
+    pairs = [[float(re.sub('[,_]', '', o).replace('−', '-')) for o in NUMBER.findall(t)] for t in (old, new)]
+    far = [(a, b) for a, b in zip(*pairs) if abs(a - b) > near + rel*max(abs(a), abs(b))]
+    return f'stored is {far[0][0]}, now it is {far[0][1]}' if far else ''
+
+
 def in_jupyter(notebook, minutes=MINUTES):
     "What a reader who runs all of `notebook` in JupyterLab has against it: '' if nothing. Cells with a flag of settings.ini are left out."
     settings = ConfigParser()
@@ -48,14 +67,15 @@ def in_jupyter(notebook, minutes=MINUTES):
     flags = tuple(f'#| {o}' for o in settings['DEFAULT']['tst_flags'].split())
     nb = nbformat.read(notebook, 4)
     nb.cells = [c for c in nb.cells if c.cell_type == 'code' and not c.source.startswith(flags)]
-    stored = [shown(c) for c in nb.cells]
+    stored = [(shown(c), said(c)) for c in nb.cells]
     try: NotebookClient(nb, timeout=60*minutes, kernel_name='python3', resources=dict(metadata=dict(path=notebook.parent))).execute()
     except (CellExecutionError, CellTimeoutError) as e: return f'{notebook.name} failed\n{e}'
     found = []
-    for c, old in zip(nb.cells, stored):
+    for c, (old, text) in zip(nb.cells, stored):
         errors = ''.join(o.text for o in c.outputs if o.get('name') == 'stderr')
         if errors: found.append(f'{c.source}\nwrites to stderr: {errors}')
         if shown(c) != old: found.append(f'{c.source}\nshows {shown(c) or "nothing"}, stored is {old or "nothing"}')
+        elif problem := differs(text, said(c)): found.append(f'{c.source}\n{problem}')
     return '\n\n'.join(found)
 
 
@@ -70,7 +90,14 @@ def test_what_jupyter_catches(make_nb):
     assert 'stderr: oh' in in_jupyter(make_nb('92_warns', 'import sys; print("oh", file=sys.stderr)'))
     assert "shows nothing, stored is {'printed'}" in in_jupyter(make_nb('93_old', 'x = 1'))
     assert "shows {'image/png'}" in in_jupyter(make_nb('94_new', 'import matplotlib.pyplot as plt\nplt.plot([1]);'))
-    assert not in_jupyter(make_nb('95_good', 'print(1)', '#| slow\nassert 1 == 2'))
+    assert 'stored is 1.0, now it is 2.0' in in_jupyter(make_nb('95_stale', 'print(2)'))
+    assert "now it says 'one'" in in_jupyter(make_nb('96_other', 'print("one")'))
+    assert not in_jupyter(make_nb('97_good', 'print(1)', '#| slow\nassert 1 == 2'))
+
+
+@pytest.mark.parametrize('old, new, same', [('1e-16', '3e-15', True), ('0.93', '0.95', True), ('0.93', '0.31', False), ('a 12,000', 'a 12,100', True), ('a 12,000', 'a 120', False), ('a', 'b', False),
+                                            ('[1, 2]', '[1, 2, 3]', False), ('−3.5', '3.5', False), ('.5', '0.5', True)])
+def test_what_differs(old, new, same): assert (differs(old, new) == '') == same
 
 
 def docs_step(root, tmp):

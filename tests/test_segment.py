@@ -5,8 +5,8 @@ import numpy as np, pytest, torch
 from conftest import write_drive
 from PIL import Image
 from harmformer.core import create_model, load_model, rotate_image, save_model
-from harmformer.report import harmformer_eval, harmformer_train, read_rows
-from harmformer.segmentation import harmformer_segment
+from harmformer.cli import harmformer_eval, harmformer_segment, harmformer_train
+from harmformer.evaluate import read_rows
 from harmformer.unet import segment
 
 TINY = 'channels=(2,2),depth=1,heads=1,head_dim=4,kernel_size=7,rings=2'
@@ -69,7 +69,7 @@ def test_training_leaves_a_report_and_eval_a_row(tmp_path, monkeypatch, capsys):
     write_drive(tmp_path, 'training', range(21, 26), (100, 90))
     monkeypatch.setenv('HARMFORMER_DATA', str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr('harmformer.report._commit', lambda: '1061e09')  # a commit that looks like a number: it happened
+    monkeypatch.setattr('harmformer.runs.commit', lambda: '1061e09')  # a commit that looks like a number: it happened
     harmformer_train('drive', budget=True, size=32, epochs=2, set=TINY)
     path = tmp_path/'runs'/'drive-harmformer_unet-seed0'
     assert (path/'report.html').read_text().count('data:image/png;base64') == 3

@@ -1,9 +1,10 @@
 """The site as a reader meets it: pages, links, pictures, formulas. Quarto builds the real one; here nbconvert renders the
-notebooks as they are stored, and a browser looks at them where there is one.
+notebooks as they are stored, and a browser measures them where there is one.
 
 Each rule is a function that lists what breaks it; each is also tried on an example that it must catch."""
 import html, json, re, shutil, subprocess, sys
 import xml.etree.ElementTree as ET
+from configparser import ConfigParser
 from pathlib import Path
 
 import nbformat, pytest, yaml
@@ -13,7 +14,10 @@ from nbdev.doclinks import _nbpath2html
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT/'tools'))
-from check_site import page_name, problems, raw_tex
+import check_site
+from check_site import page_name, problems, raw_tex, source_problems, too_wide
+from index_names import exported, with_names
+from own_address import set_addresses
 
 # As pandoc finds them: code first, then formulas; one in single dollars touches both and does not run over an empty line.
 CODE_OR_MATH = re.compile(r'(?P<code>(?P<ticks>`+).+?(?P=ticks)|\n\s*\n(?: {4}[^\n]*\n?)+)|\$\$(?P<display>.+?)\$\$'
@@ -108,8 +112,7 @@ def bad_config(root):
 def test_rule(rule): assert rule(ROOT) == []
 
 
-@pytest.mark.parametrize('tex', [r'$\frac{a}{b$', r'$a}$', r'$\frac{a}$', r'$\alpah$', r'$a & b$', r'$x^$', r'$\left( a$', r'$a_b_c$',
-                                 r'$$\begin{pmatrix} a$$', r'so $x_1 + y', r'$$ \sum_i x_i', r'then \alpha is', r'\(x\)'])
+@pytest.mark.parametrize('tex', [r'$\frac{a}{b$', r'$\frac{a}$', r'$\alpah$', r'$a & b$', r'so $x_1 + y', r'then \alpha is'])
 def test_bad_formula_is_caught(tmp_path, make_nb, tex):
     make_nb('00_good', title='# A\n\n> B\n\n    echo $HOME\n\n`$\\no$`, $5 and $6, $\\frac{a}{b}_{\\{c\\}}$\n\n> $$a\n> b$$')
     assert bad_formulas(tmp_path) == []
@@ -134,10 +137,31 @@ def test_bad_config_is_caught(tmp_path):
     assert len(bad_config(tmp_path)) == 1
 
 
+def test_sources(): assert source_problems(ROOT/'nbs') == []
+
+
+@pytest.mark.parametrize('text, code, complaint', [
+    ('![what is seen](a.png)', '', 'loses its alt text'), ('as in `02_conv`', '', '02_conv is not a link'),
+    ('> the lemma of 02_conv', '', '02_conv is not a link'), ('', 'x = 1' + ' '*90 + '# far', 'columns wrap'),
+    ('', '#| export\n@patch\ndef __repr__(self:A): return 1', '__repr__ gets an API entry')])
+def test_bad_source_is_caught(tmp_path, make_nb, text, code, complaint):
+    make_nb('00_good', '#| hide\n' + 'x'*99, '#| export\nclass A:\n    def __repr__(self): return 1', '#| fig-alt: "' + 'x'*90 + '"\n1',
+            title='# A\n\n> B\n\n![seen](a.png) <!-- -->\n\nIn [02_conv](02_conv.ipynb), ![a](a.png)\n\n```\n02_conv\n```')
+    assert source_problems(tmp_path/'nbs') == []
+    make_nb('01_bad', code, title=f'# A\n\n> B\n\n{text}')
+    found = source_problems(tmp_path/'nbs')
+    assert len(found) == 1 and complaint in found[0]
+
+
 def test_page_names():
     notebooks = sorted(ROOT.glob('nbs/[!_]*.ipynb'))
     assert [page_name(p) for p in notebooks] == [_nbpath2html(p).name for p in notebooks]  # as nbdev has it
-    assert len({page_name(p) for p in notebooks}) == len(notebooks)  # 10_data and 20_data would overwrite each other
+    assert len({page_name(p) for p in notebooks}) == len(notebooks)  # 12_data and 20_data would overwrite each other
+
+
+# What Quarto's own style sheet does about width: blocks of code wrap, outputs and formulas scroll, inline code in a list does neither.
+QUARTO = ('body {margin: 0} main {padding: 0 1em} .highlight pre {white-space: pre-wrap; overflow-wrap: anywhere} pre {overflow-x: auto}'
+          'math {display: block math; overflow-x: auto; max-width: 100%} li > code {white-space: pre}')
 
 
 def render(nbs, out):
@@ -157,9 +181,9 @@ def render(nbs, out):
         body, _ = exporter.from_notebook_node(nb)
         body = re.sub(r'FORMULA(\d+)END', lambda m: formulas[int(m[1])], body)
         body = re.sub(r'(?<=href=")(\w+\.ipynb)', lambda m: page_name(m[1]), body)
-        body = re.sub(r'(<h\d id=")([^"]+)', lambda m: m[1] + slug(html.unescape(m[2])), body)
+        body = re.sub(r'<h(\d)[^>]*>(.*?)</h', lambda m: f'<h{m[1]} id="{slug(html.unescape(re.sub("<.*?>", "", m[2])))}">{m[2]}</h', body)
         (out/page_name(path)).write_text(f'<!doctype html><meta charset="utf-8"><title>{path.stem}</title>'
-            f'<link rel="stylesheet" href="styles.css"><body><main>{body}</main></body>', encoding='utf-8')
+            f'<style>{QUARTO}</style><link rel="stylesheet" href="styles.css"><body><main>{body}</main></body>', encoding='utf-8')
     return out
 
 
@@ -177,9 +201,9 @@ BROKEN = {'a missing page': ('', 'one.html: missing, the page of 01_one.ipynb'),
           'an image': ('<img src="gone.png" alt="x">', 'missing file'), 'an image without words': ('<img src="data:image/png;base64,x">', 'no alt text'),
           'a style sheet': ('<link rel="stylesheet" href="gone.css">', 'missing file'),
           'dollars': ('<p>so $x_<em>1 + y</em>$ is</p>', 'raw TeX'), 'a command': ('<td>\\alpha</td>', 'raw TeX'),
-          'a parenthesis': ('<p>\\(x\\)</p>', 'raw TeX'), 'a traceback': ('<pre>Traceback (most recent call last)</pre>', 'an error'),
+          'a traceback': ('<pre>Traceback (most recent call last)</pre>', 'an error'),
           "Quarto's error": ('<div class="cell-output cell-output-error"></div>', 'an error'),
-          "nbconvert's error": ('<div data-mime-type="application/vnd.jupyter.error"></div>', 'an error')}
+          'an entry of a special method': ('<h3 id="a.__repr__">x</h3>', 'an API entry')}
 FINE = '''<h2 id="here">x</h2><a href="#here"></a><a href="fine.html#here"></a><a href="."></a><a href="https://host/base/fine.html#method"></a>
 <a href="https://elsewhere/gone"></a><a href="mailto:a@b"></a><a href=""></a><a href="#"></a><img src="data:image/png;base64,x" alt="x">
 <span class="math inline">\\(\\alpha <span>$x$</span>\\)</span> <code>$x$</code> <script>"$x$"</script> $5 and $6'''
@@ -202,50 +226,21 @@ def test_checker_as_a_command(tmp_path):
 
 @pytest.fixture(scope='module')
 def browser(tmp_path_factory):
-    "A function that opens a page and returns it as it is once its scripts have run."
-    def opener(chrome):
-        def open_page(path):
-            flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--allow-file-access-from-files',
-                     f"--user-data-dir={tmp_path_factory.mktemp('browser')}", '--virtual-time-budget=20000', '--dump-dom']
-            return subprocess.run([chrome, *flags, path.as_uri()], capture_output=True, text=True, timeout=120).stdout
-        return open_page
-    names = ('google-chrome', 'google-chrome-stable', 'chromium', 'chromium-browser', 'chrome')
     page = tmp_path_factory.mktemp('page')/'a.html'
     page.write_text('<p id="a"></p><script>a.textContent = 6*7</script>')
-    for chrome in filter(None, map(shutil.which, names)):
-        if '>42<' in opener(chrome)(page): return opener(chrome)  # one in a sandbox may not reach the temporary folder
-    pytest.skip(f"no browser: none of {', '.join(names)} is installed and opens a page of the temporary folder")
+    if not check_site.browser() or '>42<' not in check_site.open_page(page):  # one in a sandbox may not reach the temporary folder
+        pytest.skip(f"no browser: none of {', '.join(check_site.BROWSERS)} is installed and opens a page of the temporary folder")
 
 
-LOOK = '''<!doctype html><meta charset="utf-8">%s<pre id="seen"></pre><script>
-onload = () => seen.textContent = JSON.stringify([...document.querySelectorAll('iframe')].map(frame => {
-  const doc = frame.contentDocument, broken = [...doc.images].filter(i => !i.naturalWidth).map(i => i.getAttribute('src').slice(0, 80))
-  const text = doc.body.innerText
-  doc.querySelectorAll('pre, code, math').forEach(e => e.remove())
-  return {page: frame.getAttribute('src'), broken, text, prose: doc.body.innerText}
-}))</script>'''
+def test_fits_a_phone(site, browser): assert too_wide(site) == []
 
 
-def seen_problems(browser, folder):
-    "What a reader of the pages in `folder` would see broken."
-    pages = sorted(p.name for p in folder.glob('*.html'))
-    (folder/'look.htm').write_text(LOOK % ''.join(f'<iframe src="{p}" width="1000" height="800"></iframe>' for p in pages))
-    dom = browser(folder/'look.htm')
-    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom, re.S)[1]))
-    assert [s['page'] for s in seen] == pages and all(s['text'].strip() for s in seen)
-    return [f"{s['page']}: {what}" for s in seen for what in (
-        [f'broken image {b}' for b in s['broken']] + [f'raw TeX {t}' for t in raw_tex(s['prose'])]
-        + ['a traceback']*('Traceback (most recent call last)' in s['text']))]
-
-
-def test_in_browser(site, browser): assert seen_problems(browser, site) == []
-
-
-def test_browser_sees_what_is_broken(tmp_path, browser):
-    (tmp_path/'a.png').write_text('not a picture')
-    (tmp_path/'a.html').write_text('<p>Fine <code>\\alpha</code> <math><mi>x</mi></math></p>')
-    (tmp_path/'b.html').write_text('<img src="a.png"><p>$x_1$</p><pre>Traceback (most recent call last)</pre>')
-    assert seen_problems(browser, tmp_path) == ['b.html: broken image a.png', 'b.html: raw TeX $x_1$', 'b.html: a traceback']
+def test_wide_page_is_caught(tmp_path, browser):
+    style = (ROOT/'nbs'/'styles.css').read_text()
+    page = lambda css: f'<style>body {{margin: 0}} {css}</style><main><ul><li>see <code>{"harmformer_train/"*9}</code></li></ul></main>'
+    (tmp_path/'a.html').write_text(page(style))
+    (tmp_path/'b.html').write_text(page(''))
+    assert [f.split(':')[0] for f in too_wide(tmp_path)] == ['b.html']
 
 
 def test_links_made_by_script(tmp_path, browser):
@@ -253,6 +248,26 @@ def test_links_made_by_script(tmp_path, browser):
     source = 'https://github.com/harmformer/harmformer/blob/main/nbs/00_fields.ipynb'
     (tmp_path/'a.html').write_text((ROOT/'nbs'/'links.html').read_text() + '<div class="toc-actions"><ul>'
         f'<li><a class="toc-action" href="{source}">View source</a></li><li><a href="https://github.dev/x/blob/y.ipynb">Edit</a></li></ul></div>')
-    dom = browser(tmp_path/'a.html')
+    dom = check_site.open_page(tmp_path/'a.html')
     assert re.findall(r'href="(https://colab[^"]+)', dom) == ['https://colab.research.google.com/github/' + source[len('https://github.com/'):]]
     assert '%pip install -q ./harmformer' in dom
+
+
+def test_own_address(tmp_path):
+    "A fork's site links the fork: nbdev reads settings.ini, the front page names the repository to clone."
+    (tmp_path/'nbs').mkdir()
+    for f in ('settings.ini', 'nbs/index.ipynb'): shutil.copy(ROOT/f, tmp_path/f)
+    set_addresses(tmp_path, 'https://github.com/ann/fork', 'https://ann.github.io/fork/')
+    ini = ConfigParser(delimiters=['='])
+    ini.read(tmp_path/'settings.ini', encoding='utf-8')
+    got = {k: ini['DEFAULT'][k] for k in ('user', 'repo', 'git_url', 'doc_host', 'doc_baseurl', 'lib_name')}
+    assert list(got.values()) == ['ann', 'fork', 'https://github.com/ann/fork', 'https://ann.github.io', '/fork', 'harmformer']
+    front = ''.join(''.join(c['source']) for c in json.loads((tmp_path/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells'])
+    assert 'git clone https://github.com/ann/fork' in front and 'github.com/harmformer' not in front
+
+
+def test_search_finds_a_name_first():
+    index = [dict(href='conv.html#why', title='Conv', section='Why', text='rotate_field'), dict(href='fields.html#a', title='Fields', section='A', text='')]
+    records = with_names(index, exported(ROOT))
+    assert [r['href'] for r in records if 'rotate_field' in r['section'] + r['text']] == ['fields.html#rotate_field', 'conv.html#why']
+    assert with_names(records, exported(ROOT)) == records  # twice is once

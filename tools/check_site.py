@@ -1,11 +1,14 @@
-"""Lists what is broken in a folder of rendered pages, and fails if anything is.
+"""Lists what is broken in the notebooks and in a folder of rendered pages, and fails if anything is.
 
-    python3 tools/check_site.py _docs
+    python3 tools/check_site.py          # the notebooks alone: no Quarto needed
+    python3 tools/check_site.py _docs    # the pages too
 
-Pages that are missing (one is expected for each notebook), links to files or anchors that do not exist, missing images,
-style sheets and scripts, images without alt text, TeX that no reader should see, tracebacks. Links to other sites are not
-followed; those to the address in settings.ini are the site's own. The standard library is enough."""
-import re, sys
+In the notebooks: what Quarto would make worse. In the pages: those that are missing (one is expected for each notebook),
+links to files or anchors that do not exist, missing images, style sheets and scripts, images without alt text, TeX that no
+reader should see, tracebacks, API entries of special methods; and, where a browser is installed, pages that are wider than
+a phone. Links to other sites are not followed; those to the address in settings.ini are the site's own. The standard
+library is enough."""
+import html, json, re, shutil, subprocess, sys, tempfile
 from configparser import ConfigParser
 from html.parser import HTMLParser
 from pathlib import Path
@@ -63,6 +66,30 @@ class Page(HTMLParser):
         if not self.hidden: self.prose.append(data)
 
 
+def prose_of(markdown):
+    "`markdown` without code blocks and links: what a reader sees as plain words, or as `words`."
+    markdown = re.sub(r'(?s)```.*?```|^ {4}[^\n]*', ' ', markdown)
+    return re.sub(r'!?\[[^\]]*\]\([^)]*\)', ' ', markdown)
+
+
+def source_problems(nbs, columns=88):
+    "What Quarto would make worse of the notebooks in the folder `nbs`, as a list of sentences."
+    bad = []
+    for path in sorted(Path(nbs).glob('[!_]*.ipynb')):
+        for i, c in enumerate(json.loads(path.read_text(encoding='utf-8'))['cells']):
+            where, src = f'{path.name}, cell {i}', ''.join(c['source'])
+            if c['cell_type'] == 'markdown':
+                bad += [f'{where}: an image alone in its paragraph loses its alt text; end the line with <!-- -->'
+                        for p in re.split(r'\n\s*\n', src) if re.fullmatch(r'\s*!\[[^\]]*\]\([^)]*\)\s*', p)]
+                bad += [f'{where}: {name} is not a link' for name in re.findall(r'\b\d\d_[a-z]\w+', prose_of(src))]
+            elif re.search(r'^#\|\s*export', src, re.M):
+                bad += [f'{where}: {m} gets an API entry; define it in its class' for m in re.findall(r'@patch\ndef (__\w+__)', src)]
+            elif not re.search(r'^#\|\s*(hide|default_exp|echo: false)', src, re.M):
+                bad += [f'{where}: {len(line)} columns wrap on the page: {line[:60]}' for line in src.splitlines()
+                        if len(line) > columns and not line.startswith('#|')]
+    return bad
+
+
 def problems(site, notebooks=(), base=None):
     "What is broken in the folder `site`, as a list of sentences."
     site = Path(site).resolve()
@@ -90,15 +117,51 @@ def problems(site, notebooks=(), base=None):
         for address in dict.fromkeys(page.files):
             if (found := find(path, address)) and not found[0].is_file(): bad.append(f'{name}: missing file {address[:80]!r}')
         bad += [f'{name}: no alt text for {src[:80]!r}' for src in page.wordless]
+        bad += [f'{name}: an API entry of {i}' for i in sorted(page.ids) if re.search(r'\.__\w+__$', i)]
         bad += [f'{name}: raw TeX {t!r}' for t in raw_tex(page.prose)]
         if page.errors or 'Traceback (most recent call last)' in page.text: bad.append(f'{name}: an error among the outputs')
     return bad
 
 
+BROWSERS = 'google-chrome', 'google-chrome-stable', 'chromium', 'chromium-browser', 'chrome'
+MEASURE = '''<!doctype html><meta charset="utf-8">%s<pre id="seen"></pre><script>
+onload = () => seen.textContent = JSON.stringify([...document.querySelectorAll('iframe')].map(
+  f => [f.getAttribute('src'), f.contentDocument.documentElement.scrollWidth]))</script>'''
+
+
+def browser():
+    "The command of a browser, or None."
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def open_page(path, timeout=120):
+    "The page as it is once its scripts have run."
+    with tempfile.TemporaryDirectory() as profile:
+        flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--allow-file-access-from-files',
+                 f'--user-data-dir={profile}', '--virtual-time-budget=20000', '--dump-dom']
+        return subprocess.run([browser(), *flags, Path(path).as_uri()], capture_output=True, text=True, timeout=timeout).stdout
+
+
+def too_wide(site, width=390):
+    "Pages that a screen of `width` pixels does not hold, as a list of sentences."
+    site = Path(site).resolve()
+    frames = ''.join(f'<iframe src="{p.name}" width="{width}" height="800" style="border: 0"></iframe>' for p in sorted(site.glob('*.html')))
+    look = site/'look.htm'
+    look.write_text(MEASURE % frames, encoding='utf-8')
+    try: dom = open_page(look)
+    finally: look.unlink()
+    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom, re.S)[1]))
+    return [f'{page}: {wide} pixels wide on a screen of {width}' for page, wide in seen if wide > width]
+
+
 if __name__ == '__main__':
-    if len(sys.argv) != 2: sys.exit(__doc__)
+    if len(sys.argv) > 2: sys.exit(__doc__)
     root, ini = Path(__file__).parent.parent, ConfigParser(delimiters=['='])
     ini.read(root/'settings.ini', encoding='utf-8')
-    bad = problems(sys.argv[1], sorted(root.glob('nbs/[!_]*.ipynb')), ini['DEFAULT']['doc_host'] + ini['DEFAULT']['doc_baseurl'])
+    bad = source_problems(root/'nbs')
+    if len(sys.argv) == 2:
+        bad += problems(sys.argv[1], sorted(root.glob('nbs/[!_]*.ipynb')), ini['DEFAULT']['doc_host'] + ini['DEFAULT']['doc_baseurl'])
+        if browser(): bad += too_wide(sys.argv[1])
+        else: print('No browser: the width of the pages is not checked.')
     print(*bad, f'{len(bad)} problems', sep='\n')
     sys.exit(len(bad) > 0)

@@ -26,11 +26,11 @@ def card(frames=(0, 4)):
     out = Image.new('RGB', (1200, 630), '#16181d')
     draw, font = ImageDraw.Draw(out), lambda name, size: ImageFont.truetype(FONTS/f'{name}.ttf', size)
     draw.text((60, 28), 'harmformer', 'white', font('DejaVuSans-Bold', 60))
-    draw.text((60, 112), 'A transformer that turns with its image', '#b8c4d6', font('DejaVuSans', 32))
+    draw.text((60, 112), 'A transformer that rotates with its image', '#b8c4d6', font('DejaVuSans', 32))
     gif = Image.open(IMAGES/'turning.gif')
     for row, frame in enumerate(frames):
         gif.seek(frame)
-        strip = gif.convert('RGB').crop((5, 18, 475, 109))
+        strip = gif.convert('RGB').crop((8, 27, 712, 164))
         strip = strip.resize((1080, 209), Image.NEAREST)
         out.paste(strip, (60, 178 + row*216))
     return out.quantize(128)  # flat colours: a quarter of the bytes

@@ -1,11 +1,14 @@
-"""The instruments on shapes, models and machines that 12_stability does not show."""
+"""The instruments on shapes, models and machines that 15_diagnose, 16_see and 17_orientation do not show."""
 import sys
 import matplotlib.pyplot as plt
 import pytest, torch
 from torch import nn
 from harmformer.core import analytic_image, create_model, rotate_image
+from harmformer.diagnose import he_report
+from harmformer.evaluate import plot_polar
+from harmformer.orientation import relative_angle
 from harmformer.report import polar
-from harmformer.stability import *
+from harmformer.see import brightest, explore, follows, turned_view, turning_animation, turning_figure
 
 SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=2, heads=2, head_dim=4)
 VARIANTS = [dict(img_size=(16, 24)), dict(orders=(0, 1)), dict(mixing='all'), dict(keep_phase=True), dict(depth=0), dict(in_channels=3), dict(dropout=.5, stem_dropout=.5)]

@@ -1,0 +1,219 @@
+"""A queue of training runs, one after the other, each resumed from its checkpoint; a run that ends writes its row.
+
+    python benchmarks/campaign.py status            # done, running, left, expected hours
+    python benchmarks/campaign.py work              # go on, the most urgent run first; Ctrl-C or SIGTERM saves and stops
+    python benchmarks/campaign.py work --hours 2    # the same, but stop and save after so many hours
+
+The queue is benchmarks/campaign/queue.json, a list of runs. One run:
+
+    name       its folder in benchmarks/campaign: checkpoint and best weights. Committed, any machine can go on with it
+    benchmark  and seed, as for harmformer_train
+    recipe     what differs from the benchmark's recipe for a CPU; also `optimizer` ([name, arguments]) and `average` (decay)
+    priority   the lowest number goes first
+    stop       ends a stage early: `hours` at most, or `stall`: so many epochs without a better validation score
+    judge      'test': harmformer_eval writes the row, the weights stay; 'valid': validation errors, nothing else stays
+    rows       the CSV file that the row goes to
+    about      more columns of that row, such as question and variant
+"""
+import fcntl, io, json, shutil, signal, subprocess, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+import pandas as pd
+import torch
+from harmformer.core import adopt_weights, count_params, load_model
+from harmformer.data import benchmark_dls
+from harmformer.report import append_row
+from harmformer.system import commit, write_whole
+from harmformer.train import SMALL, fit, harmformer_learner, recipe
+from fastai.callback.core import Callback, CancelFitException
+from fastcore.script import call_parse
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = {'digits': 3500, 'mnist-rot-test': 50_000, 'rotated-mnist': 10_000, 'cifar-rot-test': 42_000, 'pcam': 3000, 'drive': 4000}
+
+
+def read(file, other=None): return json.loads(Path(file).read_text()) if Path(file).exists() else other
+
+
+def write(file, what): write_whole(file, json.dumps(what, indent=1) + '\n')
+
+
+def stages(run):
+    "The settings of each stage of a run by its folder: the small form, if the recipe has one, then the model as it is."
+    s = {**recipe(run['benchmark'], True, **run['recipe']), **{k: v for k, v in run['recipe'].items() if v is None}}  # rpe=None
+    small = s.pop('small', 0)
+    first = {'small': {**s, **SMALL, 'epochs': small}} if small else {}
+    return {**first, '.': {**s, 'lr': s['lr']/2 if small else s['lr']}}
+
+
+def form(s):
+    "What the speed of a stage depends on most."
+    return s['model'], s.get('upscale'), s.get('kernel_size')
+
+
+def planned(run):
+    "Form and images of each stage."
+    images = IMAGES.get(run['benchmark'], float('nan'))
+    return [(form(s), s['epochs']*(s.get('size') or images)) for s in stages(run).values()]
+
+
+class Watch(Callback):
+    "Write how far a stage is, end it by its stop rule, and ask for a stop when the time is over."
+    order = 110                                                                 # after Checkpoint
+    def __init__(self, file, stop, until):
+        self.file, self.stop, self.until, self.was = file, stop, until, read(file, dict(images=0, seconds=0., cpu=0.))
+    def before_fit(self): self.began, self.cpu_began, self.saved, self.images = time.time(), time.process_time(), 0., 0
+    def now(self, **more):
+        spent = dict(images=self.images, seconds=time.time() - self.began, cpu=time.process_time() - self.cpu_began)
+        return {**self.was, **{k: round(self.was[k] + v) for k, v in spent.items()}, **more}
+    def after_batch(self):
+        if not self.training: return
+        self.images += len(self.x)
+        if time.time() - self.saved > 30: self.saved = time.time(); write(self.file, self.now())
+        if time.time() > self.until: self.until = float('inf'); signal.raise_signal(signal.SIGINT)  # as Ctrl-C: Checkpoint saves
+    def after_epoch(self):
+        write(self.file, self.now())
+        scores = [o[-1] for o in self.recorder.values]                          # `turned`, or the last of those that there are
+        stalled = len(scores) - 1 - scores.index(max(scores)) >= self.stop.get('stall', float('inf'))
+        if stalled or self.now()['seconds'] >= 3600*self.stop.get('hours', float('inf')): raise CancelFitException
+
+
+class Average(Callback):
+    "Before the last validation put an exponential average of the weights, with statistics computed anew, in the model's place."
+    def __init__(self, decay): self.decay = decay
+    def before_fit(self): self.mean = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
+    def after_batch(self):
+        if self.training: self.mean.update_parameters(self.model)
+    def after_train(self):
+        if self.epoch < self.n_epoch - 1: return
+        mean, own = dict(self.mean.module.named_parameters()), dict(self.model.named_parameters())
+        self.model.train()
+        with torch.no_grad():
+            for k, p in own.items(): p.copy_(mean[k])
+            for i, (x, _) in zip(range(200), self.dls.train): self.model(x)
+
+
+def optimizer(learn, name, arguments):
+    "Let `learn` use an optimizer of torch or pytorch_optimizer."
+    base = getattr(torch.optim if hasattr(torch.optim, name) else __import__('pytorch_optimizer'), name)
+    class Packed(base):
+        "Its state, whatever it holds, is one tensor of bytes: a checkpoint holds tensors only."
+        def state_dict(self):
+            s, file = super().state_dict(), io.BytesIO()
+            torch.save(s['state'], file)
+            return {**s, 'state': {0: dict(packed=torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))}}
+        def load_state_dict(self, s):
+            packed = io.BytesIO(s['state'][0]['packed'].numpy().tobytes())
+            super().load_state_dict({**s, 'state': torch.load(packed, weights_only=True)})
+    learn.opt_func.keywords['opt'] = lambda params, **kw: Packed(params, **kw, **arguments)
+
+
+def train(run, folder, until):
+    "Train a run, or finish it: learner, or None if stopped, and images of earlier stages. All that this file knows of fit is here."
+    source, seen = None, dict(images_seen=0, seconds=0, stages=[])
+    if run['recipe'].get('average'): shutil.rmtree(folder, ignore_errors=True)  # the average is in no checkpoint: begin again
+    for place, s in stages(run).items():
+        path = folder/place
+        path.mkdir(parents=True, exist_ok=True)
+        watch = Watch(path/'progress.json', run.get('stop', {}), until)
+        loader = {k: s.pop(k, None) for k in ('bs', 'size', 'valid')}
+        dls = benchmark_dls(run['benchmark'], seed=run['seed'], device='cpu', **loader)
+        torch.manual_seed(run['seed'])
+        kw, opt, decay = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}, s.pop('optimizer', None), s.pop('average', None)
+        learn = harmformer_learner(dls, lr=kw['lr'], cbs=[watch] + ([Average(decay)] if decay else []), **s)
+        if opt: optimizer(learn, *opt)
+        if source: adopt_weights(learn.model, source)
+        facts = dict(benchmark=run['benchmark'], title=dls.title, seed=run['seed'], commit=commit(), images=len(dls.train.dataset),
+                     **dls.reading, **seen)
+        if not watch.was.get('ended'):
+            with learn.no_bar(), learn.no_logging(): fit(learn, **kw, path=path, seed=run['seed'], resume=True, provenance=facts)
+            write(path/'progress.json', watch.now(ended=not learn.stopped))
+            if learn.stopped: return None, 0
+        source, before = load_model(path/'best.safetensors'), seen['images_seen']
+        seen = {k: source.provenance[k] for k in seen}
+    return learn, before
+
+
+def judge(run, folder, learn, before):
+    "Write the row of a finished run, and leave only what is worth keeping of its folder."
+    done = [read(folder/place/'progress.json') for place in stages(run)]
+    if run['judge'] == 'test':
+        subprocess.run([Path(sys.executable).parent/'harmformer_eval', folder/'best.safetensors', '--csv', ROOT/run['rows']], check=True)
+        for f in folder.iterdir():
+            if f.name not in ('best.safetensors', 'log.csv'): shutil.rmtree(f) if f.is_dir() else f.unlink()
+    else:
+        log, dls = pd.read_csv(folder/'log.csv'), learn.dls
+        last, seconds, cpu = log.iloc[-1], *[sum(o[k] for o in done) for k in ('seconds', 'cpu')]
+        append_row(ROOT/run['rows'], dict(
+            **run['about'], title=dls.title, model=learn.model.config['name'], params=count_params(learn.model), seed=run['seed'],
+            epochs=len(log), images_seen=before + len(log)*len(dls.train)*dls.train.bs, seconds=seconds, cpu_seconds=cpu,
+            samples=len(dls.turned.dataset), train_loss=round(last.train_loss, 5), valid_loss=round(last.valid_loss, 5),
+            valid_error=round(1 - last.accuracy, 6), valid_turned_error=round(1 - last.turned, 6),
+            commit=commit(), date=time.strftime('%Y-%m-%d')))
+        shutil.rmtree(folder)
+    return done
+
+
+@contextmanager
+def alone(home):
+    "Within: no other process works on this queue; the lock goes with the process, however that ends."
+    with (home/'.lock').open('w') as f:
+        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: raise SystemExit(f'another process works on {home}: wait for it, or stop it.')
+        yield
+
+
+def busy(home):
+    try:
+        with alone(home): return False
+    except SystemExit: return True
+
+
+def work(home, hours=float('inf')):
+    "Train what is left of the queue, the most urgent first; it is read anew for each run."
+    until = time.time() + 3600*hours
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    with alone(home):
+        while left := [o for o in read(home/'queue.json') if 'done' not in o]:
+            run = min(left, key=lambda o: o['priority'])
+            print(f"{time.strftime('%H:%M:%S')} {run['name']}", flush=True)
+            learn, before = train(run, home/run['name'], until)
+            if learn is None: return print('stopped and saved', flush=True)
+            spent = judge(run, home/run['name'], learn, before)
+            queue = read(home/'queue.json')
+            write(home/'queue.json', [{**o, 'done': spent} if o['name'] == run['name'] else o for o in queue])
+            if time.time() > until: return
+
+
+def status(home):
+    "Every run: its state, images seen of how many, hours spent, hours to go; the time as in runs of the same form, where there are any."
+    queue, running = read(home/'queue.json'), busy(home)
+    known = {o['name']: o.get('done') or [read(home/o['name']/p/'progress.json') for p in stages(o)] for o in queue}
+    times = [(f, p['images'], p['seconds']) for o in queue for (f, _), p in zip(planned(o), known[o['name']]) if p]
+    times = pd.DataFrame(times, columns=['form', 'images', 'seconds']).groupby('form').sum()
+    rate, rows = (times.seconds/times.images).to_dict(), []
+    for o in sorted(queue, key=lambda o: ('done' not in o, o['priority'])):
+        spent = [p or dict(images=0, seconds=0) for p in known[o['name']]]
+        left = 0 if 'done' in o else sum(max(0, n - p['images'])*rate.get(f, float('nan')) for p, (f, n) in zip(spent, planned(o)))
+        state = 'done' if 'done' in o else 'started' if any(known[o['name']]) else 'left'
+        rows.append(dict(run=o['name'], state=state, images=sum(p['images'] for p in spent), of=sum(n for _, n in planned(o)),
+                         hours=sum(p['seconds'] for p in spent)/3600, hours_left=left/3600))
+    first = next((r for r in rows if r['state'] != 'done'), None)
+    if running and first: first['state'] = 'running'
+    return pd.DataFrame(rows)
+
+
+@call_parse
+def main(
+    what:str,                 # status or work
+    hours:float=float('inf'), # stop and save after so many
+    home:str=str(ROOT/'benchmarks'/'campaign'), # folder where the queue is
+):
+    "Work on the queue of training runs, or say how far it is"
+    if what == 'work': return work(Path(home), hours)
+    if what != 'status': raise SystemExit(f'{what!r}: status or work.')
+    table = status(Path(home))
+    print(table.round(2).to_string(index=False))
+    spent, left = table.hours.sum(), table.hours_left.sum()
+    print(f"{(table.state == 'done').sum()} of {len(table)} done, {spent:.1f} h spent, {left:.1f} h left where the speed is known")
