@@ -6,28 +6,29 @@
 __all__ = ['HMLP', 'HEncoderBlock']
 
 # %% ../nbs/07_encoder.ipynb #de7c7601
-import torch
 from torch import nn
 from .attention import HAttention
+from .fields import HModule
 from .magnitude import CReLU, HDropout
 from .tokens import HLayerNorm, HLinear
 
 # %% ../nbs/07_encoder.ipynb #addbc2e8
-class HMLP(nn.Module):
-    "Two harmonic linear layers with a ℂ-ReLU between them, on tokens (b, m, n, dim)"
+class HMLP(HModule):
+    "Two harmonic linear layers with a ℂ-ReLU between them, on tokens"
     def __init__(self,
         dim:int,         # width of a token, per order
         hidden:int,      # width between the two layers
         orders=(-1,0,1), # of the streams
     ):
         super().__init__()
-        self.up, self.act, self.down = HLinear(dim, hidden, orders), CReLU(hidden, orders, dim=-1), HLinear(hidden, dim, orders)
+        self.up, self.act, self.down = HLinear(dim, hidden, orders), CReLU(hidden, orders), HLinear(hidden, dim, orders)
 
-    def forward(self, x): return self.down(self.act(self.up(x)))
+    def check(self, x): self.up.check(x)
+    def on_planes(self, x): return self.down(self.act(self.up(x))) # (2, b, m, n, dim)
 
 # %% ../nbs/07_encoder.ipynb #ddbf05fe
-class HEncoderBlock(nn.Module):
-    "Pre-norm transformer block on tokens (b, m, n, dim): x + attention(norm x), then x + mlp(norm x)"
+class HEncoderBlock(HModule):
+    "Pre-norm transformer block on tokens: x + attention(norm x), then x + mlp(norm x)"
     def __init__(self,
         dim:int,               # width of a token, per order
         heads:int=1,           # attention heads; each has dim/heads
@@ -42,10 +43,11 @@ class HEncoderBlock(nn.Module):
         self.norm1, self.norm2 = [HLayerNorm(dim, layer_norm, norm_eps) for _ in range(2)]
         self.attn = HAttention(dim, heads, orders, **attention)
         self.mlp = HMLP(dim, round(dim*mlp_ratio), orders)
-        self.drop = HDropout(dropout, dim=-1)
+        self.drop = HDropout(dropout)
 
+    def check(self, x): self.attn.check(x)
     def attention(self, x, grid=None): return self.attn.attention(self.norm1(x), grid) # as HAttention.attention
 
-    def forward(self, x, grid=None): # grid: (h, w) of the tokens; None: as built
+    def on_planes(self, x, grid=None): # (2, b, m, n, dim); grid: (h, w) of the tokens; None: as built
         x = x + self.drop(self.attn(self.norm1(x), grid))
         return x + self.drop(self.mlp(self.norm2(x)))

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['pixel_grid', 'rotate_image', 'rel_error', 'orders', 'as_orders', 'phase_shift', 'check_field', 'rotate_field',
-           'field_rgb', 'disc', 'phase_wheel', 'show_field', 'layer_orders', 'he_error', 'show_equivariance',
-           'assert_he', 'analytic_image', 'analytic_field', 'analytic_he_error']
+           'to_planes', 'to_complex', 'HModule', 'check_planes', 'field_rgb', 'disc', 'phase_wheel', 'show_field',
+           'layer_orders', 'he_error', 'show_equivariance', 'assert_he', 'analytic_image', 'analytic_field',
+           'analytic_he_error']
 
 # %% ../nbs/00_fields.ipynb #c7ab9956
 import cmath, math, torch
@@ -108,6 +109,35 @@ def rotate_field(
     angles = a if isinstance(a := _angles(degrees), list) else [a]
     phases = torch.tensor([[phase_shift(m, a) for m in orders] for a in angles], dtype=z.dtype, device=z.device)
     return rotate_image(z, degrees, mode) * phases[..., None, None, None]
+
+# %% ../nbs/00_fields.ipynb #c0de0001
+def to_planes(z:torch.Tensor)->torch.Tensor: # complex (...) → real (2, ...)
+    "Real and imaginary part, one after the other"
+    return torch.stack([z.real, z.imag])
+
+# %% ../nbs/00_fields.ipynb #c0de0002
+def to_complex(x:torch.Tensor)->torch.Tensor: # real (2, ...) → complex (...)
+    "The inverse of `to_planes`"
+    return torch.complex(*x.unbind(0))
+
+# %% ../nbs/00_fields.ipynb #c0de0003
+class HModule(nn.Module):
+    "A layer that computes `on_planes`. Called with a complex field or complex tokens, it converts on the way in and on the way out"
+    images = False                                  # does it also take images (b, c, h, w)? They are one plane, one stream
+    def check(self, x): pass                        # says what is wrong with an input from outside
+
+    def forward(self, x, *args, **kwargs):
+        image = self.images and not x.is_complex() and x.ndim == 4
+        if not (x.is_complex() or image): return self.on_planes(x, *args, **kwargs)
+        self.check(x)
+        return to_complex(self.on_planes(x[None, :, None] if image else to_planes(x), *args, **kwargs))
+
+# %% ../nbs/00_fields.ipynb #c0de0004
+def check_planes(x, *shape):
+    "Say so if `x` is no planes (2, b, ...) whose shape continues as `shape`, where None is any number"
+    if x.ndim != len(shape)+2 or len(x) > 2 or any(n is not None and n != k for n, k in zip(shape, x.shape[2:])):
+        said = ', '.join('·' if n is None else str(n) for n in shape)
+        raise ValueError(f'fields and tokens are complex (b, {said}), their planes real (2, b, {said}); got {x.dtype} {tuple(x.shape)}')
 
 # %% ../nbs/00_fields.ipynb #9da14c55
 def field_rgb(z, vmax=None):

@@ -9,7 +9,7 @@ __all__ = ['InvariantHead', 'StagedModel', 'Harmformer']
 import torch
 from fastcore.basics import patch
 from torch import nn
-from .fields import as_orders
+from .fields import as_orders, to_complex
 from .magnitude import BatchStandardize, magnitude
 from .stem import HStem
 from .tokens import HLinear, to_field, to_tokens
@@ -17,13 +17,13 @@ from .encoder import HEncoderBlock
 
 # %% ../nbs/08_model.ipynb #fa837742
 class InvariantHead(nn.Module):
-    "S4: tokens (b, m, n, dim) → magnitudes → mean over tokens → standardised → linear: (b, num_classes)"
+    "S4: tokens → magnitudes → mean over tokens → standardised → linear: (b, num_classes)"
     def __init__(self, dim:int, num_classes:int, orders=(-1,0,1)):
         super().__init__()
         n = len(as_orders(orders))*dim
         self.norm, self.linear = BatchStandardize(n), nn.Linear(n, num_classes)
 
-    def features(self, x): return magnitude(x).mean(2).flatten(1) # (b, m·dim)
+    def features(self, x): return magnitude(x).mean(2).flatten(1) # (2, b, m, n, dim) → (b, m·dim)
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False): return self.linear(self.norm(self.features(x))) # see 13_train
 
@@ -32,7 +32,7 @@ class StagedModel(nn.Module):
     "A model with one path, `stages(x, maps)`, and a `forward_head` at its end: everything that runs or watches it walks that path"
     def fields(self, x)->dict: # {stage: (b, m, c, h, w)}
         "The field of every stage"
-        return dict(self.stages(x))
+        return {k: to_complex(z) for k, z in self.stages(x)}
 
     def attention(self, x)->list: # a map (b, heads, n, n) for every encoder block; with mixed orders a dictionary of them
         "Attention maps of all encoder blocks"
@@ -40,13 +40,16 @@ class StagedModel(nn.Module):
         for _ in self.stages(x, maps): pass
         return maps
 
-    def forward_features(self, x)->torch.Tensor: # (b, m, c, h, w)
-        "The last field, before the head"
-        for _, z in self.stages(x): pass
+    def last(self, x):         # (2, b, m, c, h, w)
+        *_, (_, z) = self.stages(x)
         return z
 
-    def features(self, x): return self.forward_head(self.forward_features(x), pre_logits=True)
-    def forward(self, x): return self.forward_head(self.forward_features(x))
+    def forward_features(self, x)->torch.Tensor: # (b, m, c, h, w)
+        "The last field, before the head"
+        return to_complex(self.last(x))
+
+    def features(self, x): return self.forward_head(self.last(x), pre_logits=True)
+    def forward(self, x): return self.forward_head(self.last(x))
 
 # %% ../nbs/08_model.ipynb #f20b13bb
 class Harmformer(StagedModel):
@@ -77,7 +80,7 @@ class Harmformer(StagedModel):
         self.num_features = self.head.linear.in_features       # orders times channels
 
     def stages(self, x, maps=None): # (b, c, h, w)
-        "Yield the name and the field (b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
+        "Yield the name and the planes (2, b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
         for name, z in self.stem.stages(x): yield name, z
         grid = z.shape[-2:]
         t = self.patch(to_tokens(z))

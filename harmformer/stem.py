@@ -10,14 +10,13 @@ __all__ = ['NORMS', 'HSkip', 'avg_pool', 'upscale', 'radial_mask', 'HNetNorm', '
 import math, torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 from .constants import derived
-from .fields import as_orders, disc, pixel_grid
-from .conv import HConv2d
+from .fields import HModule, as_orders, disc, pixel_grid, to_complex, to_planes
+from .conv import HConv2d, real_blocks
 from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
 
 # %% ../nbs/04_stem.ipynb #ff4f89d3
-class HSkip(nn.Module):
+class HSkip(HModule):
     "The way around a convolution: the identity, or a complex matrix for each order where the number of channels changes"
     def __init__(self,
         in_channels:int, out_channels:int, # per stream
@@ -28,38 +27,25 @@ class HSkip(nn.Module):
         self.weight = None if in_channels == out_channels else nn.Parameter(torch.empty(m, out_channels, in_channels, 2))
         if self.weight is not None: nn.init.normal_(self.weight, std=(2*in_channels)**-.5) # keeps the variance
 
-    def forward(self, z:torch.Tensor)->torch.Tensor: # (b, m, in, h, w) → (b, m, out, h, w)
+    def on_planes(self, z): # (2, b, m, in, h, w) → (2, b, m, out, h, w)
         if self.weight is None: return z
-        return (torch.view_as_complex(self.weight) @ z.flatten(3)).unflatten(3, z.shape[3:])
+        W = real_blocks(*self.weight.unbind(-1))                               # (2, 2, m, out, in)
+        return torch.einsum('pbmihw,pqmoi->qbmohw', z, W)
 
     def extra_repr(self): return 'identity' if self.weight is None else f'{self.in_channels}, {self.out_channels}'
-
-# %% ../nbs/04_stem.ipynb #7e64be09
-class _AvgPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, z):
-        z = z.unflatten(-2, (-1, 2))
-        z = z[..., 0, :] + z[..., 1, :]
-        return z[..., ::2].add(z[..., 1::2]).mul_(.25)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        *b, h, w = g.shape
-        g = (g*.25)[..., None].expand(*b, h, w, 2).reshape(*b, h, 1, 2*w)   # first along the rows, then whole rows
-        return g.expand(*b, h, 2, 2*w).reshape(*b, 2*h, 2*w)
 
 # %% ../nbs/04_stem.ipynb #b4967ad9
 def avg_pool(z:torch.Tensor)->torch.Tensor: # (..., h, w), real or complex → (..., h/2, w/2)
     "Mean of every 2×2 pixels"
     if z.shape[-2] % 2 or z.shape[-1] % 2: raise ValueError(f'only even sizes can be halved, got {z.shape[-2]}×{z.shape[-1]} pixels')
-    return _AvgPool.apply(z)
+    if z.is_complex(): return to_complex(avg_pool(to_planes(z)))
+    return F.avg_pool2d(z.flatten(0, -4), 2).unflatten(0, z.shape[:-3]) if z.ndim > 4 else F.avg_pool2d(z, 2)
 
 # %% ../nbs/04_stem.ipynb #d425e450
 def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w), real or complex → (..., factor·h, factor·w)
     "Bilinear enlargement of images or fields"
     if factor == 1: return x
-    if x.is_complex(): return torch.complex(upscale(x.real, factor), upscale(x.imag, factor))
+    if x.is_complex(): return to_complex(upscale(to_planes(x), factor))
     y = F.interpolate(x.reshape(-1, 1, *x.shape[-2:]), scale_factor=factor, mode='bilinear', align_corners=False)
     return y.view(*x.shape[:-2], *y.shape[-2:])
 
@@ -84,32 +70,32 @@ def radial_mask(
 
 # %% ../nbs/04_stem.ipynb #3ff36225
 def _mask_of(z, kind):
-    "The mask for `z`, in its precision and on its device"
-    return None if kind is None else _mask(*z.shape[-2:], kind, like=z.real)
+    "The mask for maps `z`, in their precision and on their device; 1 for none"
+    return 1. if kind is None else _mask(*z.shape[-2:], kind, like=z)
 
 # %% ../nbs/04_stem.ipynb #00e59bbe
-class HNetNorm(nn.Module):
+class HNetNorm(HModule):
     "ℂ-BN, then ℂ-ReLU_b (Def. A.3 and A.1), as in H-Nets"
     def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
         super().__init__()
         self.norm, self.act = CBatchNorm(channels, orders, stats), CReLU(channels)
 
-    def forward(self, z, mask=None): return self.act(self.norm(z), mask)
+    def on_planes(self, z): return self.act(self.norm(z))
 
 # %% ../nbs/04_stem.ipynb #b5c3d690
-class HLayerAct(nn.Module):
+class HLayerAct(HModule):
     "Every order of a sample standardised over its map (Lemma 5.3), then ℂ-ReLU_{a,b}: a is the layer norm's gain"
     def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
         super().__init__()
         self.act = CReLU(channels, scale=True)
 
-    def forward(self, z, mask=None): return self.act(standardize(z, (2, 3, 4)), mask)
+    def on_planes(self, z): return self.act(standardize(z, (3, 4, 5))) # (2, b, m, c, h, w)
 
 # %% ../nbs/04_stem.ipynb #a7e7d895
 NORMS = dict(fused=HNormAct, hnet=HNetNorm, layer=HLayerAct)
 
 # %% ../nbs/04_stem.ipynb #83e4eb9c
-class HConvBlock(nn.Module):
+class HConvBlock(HModule):
     "Harmonic convolutions, each followed by a norm-activation and a residual connection (Fig. 3b)"
     def __init__(self,
         in_channels:int, out_channels:int, # per stream
@@ -133,11 +119,14 @@ class HConvBlock(nn.Module):
         self.acts = nn.ModuleList(NORMS[norm](out_channels, self.orders, stats) for _ in ins)
         self.skips = nn.ModuleList(HSkip(c, out_channels, self.orders) for c,_ in ins[bool(in_orders):] if residual)
         self.dropout = HDropout(dropout, mode='channel')
+        self.in_orders, self.out_orders, self.images = self.convs[0].in_orders, self.orders, self.convs[0].images
 
-    def forward(self, x:torch.Tensor)->torch.Tensor: # image (b, c, h, w) or field (b, m, c, h, w) → field
+    def check(self, x): self.convs[0].check(x)
+
+    def on_planes(self, x): # (2, b, m, in, h, w), or an image (1, b, 1, in, h, w) → (2, b, m, out, h, w)
         mask, lifts = _mask_of(x, self.mask), len(self.convs) - len(self.skips)
         for i, (conv, act) in enumerate(zip(self.convs, self.acts)):
-            y = self.dropout(act(conv(x), mask))
+            y = self.dropout(act(conv(x)) * mask)
             x = y if i < lifts else y + self.skips[i-lifts](x)
         return x
 
@@ -171,17 +160,17 @@ class HStem(nn.Module):
         return tuple(n*self.upscale // 2**sum(map(bool, self.pools)) for n in size)
 
     def stages(self, x:torch.Tensor): # (b, c, h, w), real
-        "Yield name and field (b, m, c, h, w) of every stage in turn"
+        "Yield name and planes (2, b, m, c, h, w) of every stage in turn"
         check_stem_input(self, x)
         x = upscale(x, self.upscale)
-        if self.mask is not None: x = x * _mask_of(x, self.mask)
+        x = (x * _mask_of(x, self.mask))[None, :, None]         # an image is one plane and one stream
         for i, (block, pool) in enumerate(zip(self.blocks, self.pools), 1):
             yield f'block {i}', (x := block(x))
             if pool: yield f'pool {i}', (x := avg_pool(x))
 
     def forward(self, x:torch.Tensor)->torch.Tensor: # (b, c, h, w), real → (b, m, channels[-1], h', w'), complex
-        for _, x in self.stages(x): pass
-        return x
+        *_, (_, x) = self.stages(x)
+        return to_complex(x)
 
     def extra_repr(self): return f'upscale={self.upscale}, mask={self.mask!r}, pools={self.pools}'
 

@@ -7,7 +7,6 @@ __all__ = ['standard_colours', 'HarmformerUNet', 'check_unet_input']
 
 # %% ../nbs/09_unet.ipynb #57900fa8
 import torch
-import torch.nn.functional as F
 from torch import nn
 from fastcore.basics import patch
 from .fields import as_orders
@@ -20,7 +19,8 @@ from .model import StagedModel
 # %% ../nbs/09_unet.ipynb #62b4b45f
 def standard_colours(x:torch.Tensor, eps:float=4e-4)->torch.Tensor: # (b, c, h, w) → the same
     "Mean 0 and deviation 1 for every colour of every image; deviations far below √eps stay small"
-    return F.instance_norm(x, eps=eps)
+    var, mean = torch.var_mean(x, (2, 3), keepdim=True, correction=0)
+    return (x - mean) * (var + eps).rsqrt()
 
 # %% ../nbs/09_unet.ipynb #deaa4be2
 class HarmformerUNet(StagedModel):
@@ -48,9 +48,9 @@ class HarmformerUNet(StagedModel):
         self.out = nn.Conv2d(self.num_features, out_channels, 1)
 
     def stages(self, x, maps=None):
-        "Yield the name and the field (b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
+        "Yield the name and the planes (2, b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
         check_unet_input(self, x)
-        x, skips = standard_colours(x), []
+        x, skips = standard_colours(x)[None, :, None], []
         for i, block in enumerate(self.down, 1):
             skips.append(x := block(x))
             yield f'down {i}', x
@@ -61,7 +61,7 @@ class HarmformerUNet(StagedModel):
             t = block(t, grid)
             yield f'encoder {i}', to_field(t, *grid)
         x = to_field(self.leave(t), *grid)
-        for i, (block, skip) in enumerate(zip(self.up, skips[::-1]), 1): yield f'up {i}', (x := block(torch.cat([upscale(x), skip], 2)))
+        for i, (block, skip) in enumerate(zip(self.up, skips[::-1]), 1): yield f'up {i}', (x := block(torch.cat([upscale(x), skip], 3)))
 
     def forward_head(self, z, pre_logits:bool=False): # the last field → logits (b, out_channels, h, w), or magnitudes (b, num_features, h, w)
         x = magnitude(z).flatten(1, 2)

@@ -3,7 +3,7 @@
     python3 run.py torture --minutes 30
 
 Trials run in a process of their own: if it dies or hangs, that is a crash, and the next process goes on after it."""
-import argparse, json, os, random, select, signal, subprocess, sys, time
+import argparse, itertools, json, os, random, select, signal, subprocess, sys, time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -18,7 +18,7 @@ def work(kind, first):
     torch.set_num_threads(1)
     f = dict(calls=trials.call_model, files=trials.damage_file)[kind]
     print('ready', flush=True)                               # to import everything takes its time
-    for seed in range(first, first + 100_000):
+    for seed in itertools.count(first):
         how, what = f(random.Random(f'{kind} {seed}'))
         print(json.dumps([seed, how, what]), flush=True)
 
