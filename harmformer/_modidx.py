@@ -473,8 +473,4 @@ d = { 'settings': { 'branch': 'main',
                                                                                       'harmformer/unet.py'),
                                  'harmformer.unet.HarmformerUNet.stages': ('unet.html#harmformerunet.stages', 'harmformer/unet.py'),
                                  'harmformer.unet.check_unet_input': ('unet.html#check_unet_input', 'harmformer/unet.py'),
-                                 'harmformer.unet.score_images': ('unet.html#score_images', 'harmformer/unet.py'),
-                                 'harmformer.unet.segment': ('unet.html#segment', 'harmformer/unet.py'),
-                                 'harmformer.unet.segmentation_scores': ('unet.html#segmentation_scores', 'harmformer/unet.py'),
-                                 'harmformer.unet.standard_colours': ('unet.html#standard_colours', 'harmformer/unet.py'),
-                                 'harmformer.unet.tile_starts': ('unet.html#tile_starts', 'harmformer/unet.py')}}}
+                                 'harmformer.unet.standard_colours': ('unet.html#standard_colours', 'harmformer/unet.py')}}}

@@ -18,7 +18,7 @@ from pathlib import Path
 from scipy.stats import binomtest
 from .docs import document
 from .train import accuracy_on
-from .unet import score_images
+from .segment import score_images
 
 # %% ../nbs/14_evaluate.ipynb #7d60c90f
 @torch.no_grad()

@@ -1,18 +1,105 @@
-"""What trained models make of whole pictures: maps by tiles, their scores and pictures; classes."""
+"""Pictures of any size: maps by tiles, their scores and pictures; classes. What a map is worth is told in 14_evaluate."""
 
-__all__ = ['show_maps', 'show_turning_maps', 'segment_bands', 'map_picture', 'save_maps', 'classify_batches', 'classify_pictures']
+__all__ = ['tile_starts', 'segment', 'segment_bands', 'segmentation_scores', 'score_images', 'show_maps', 'show_turning_maps', 'map_picture',
+           'save_maps', 'classify_batches', 'classify_pictures']
 
 import math
 from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np, pandas as pd
 import torch
+import torch.nn.functional as F
 from fastprogress import progress_bar
 from PIL import Image
-from harmformer.core import disc, rotate_image
+from sklearn.metrics import roc_auc_score
+from harmformer.fields import disc, rotate_image
 from harmformer.files import open_picture, read_pictures
 from harmformer.system import check_room, reuse_memory, write_whole
-from harmformer.unet import segment, tile_starts
+
+
+# --- a network for patches takes a photograph as overlapping tiles, and a window that fades towards their edges blends the answers.
+#     Tiles that start at the top left, with the last one pushed inside, would be others in a rotated photograph: so their places are
+#     symmetric and their number is even, and a quarter turn of the photograph is a quarter turn of the map to rounding ---
+
+def tile_starts(n:int, size:int, overlap:float=.5)->list:
+    "Where tiles of `size` start that cover `n` pixels and overlap by at least this share, the same from both ends"
+    if n <= size: return [0]
+    count = 2*math.ceil((1 + (n-size)/(size*(1-overlap)))/2)
+    first = [i*(n-size)//(count-1) for i in range(count//2)]
+    return first + [n-size-s for s in reversed(first)]
+
+
+def _at_least(image, size):
+    "`image` with mirrored rims, or zeros where it is too narrow for these, so that a tile fits in"
+    h, w = image.shape[-2:]
+    if min(h, w) >= size: return image
+    image = image/255 if image.dtype == torch.uint8 else image
+    return F.pad(image[None], (0, max(0, size-w), 0, max(0, size-h)), mode='constant' if min(h, w) <= size//2 else 'reflect')[0]
+
+
+@torch.no_grad()
+def segment_bands(
+    model,            # makes logits (b, out, size, size) of images (b, c, size, size)
+    image,            # (c, h, w), of any size, in [0, 1] or uint8
+    size:int=64,      # of the tiles
+    overlap:float=.5, # share of a tile that its neighbour sees too, at least
+    bs:int=16,        # tiles at a time
+):
+    "Yield probabilities (out, rows, w) from top to bottom, with no more than one row of tiles in memory as floats"
+    (h, w), p, training, total = image.shape[-2:], next(model.parameters()), model.training, None
+    image = _at_least(image, size)
+    rows, cols = [tile_starts(n, size, overlap) for n in image.shape[-2:]]
+    fade = torch.sin(math.pi*(torch.arange(size, device=p.device, dtype=p.dtype) + .5)/size)**2 + 1e-3
+    window = fade[:, None]*fade
+    model.eval()
+    for top, below in zip(rows, [*rows[1:], image.shape[-2]]):
+        band = image[:, top:top+size].to(p)/(255 if image.dtype == torch.uint8 else 1)
+        for some in (cols[k:k+bs] for k in range(0, len(cols), bs)):
+            for j, o in zip(some, model(torch.stack([band[..., j:j+size] for j in some])).sigmoid()):
+                if total is None: total, weight = o.new_zeros(len(o), *band.shape[1:]), o.new_zeros(band.shape[1:])
+                total[..., j:j+size] += o*window
+                weight[:, j:j+size] += window
+        n = below - top                                 # rows that no further tile touches
+        yield (total[:, :n]/weight[:n])[:, :h, :w]
+        total, weight = [F.pad(o[..., n:, :], (0, 0, 0, n)) for o in (total, weight)]
+    model.train(training)
+
+
+def segment(model, image, size:int=64, overlap:float=.5, bs:int=16)->torch.Tensor: # (out, h, w), probabilities
+    "Segment a whole image, tile by tile; arguments as for `segment_bands`"
+    return torch.cat(list(segment_bands(model, image, size, overlap, bs)), 1)
+
+
+# --- scores ---
+
+def segmentation_scores(
+    prob,      # (..., h, w), probabilities
+    mask,      # as prob: 1 on vessels
+    fov=None,  # as prob: 1 inside the field of view; None: everything counts
+)->dict:       # auc, dice and accuracy
+    "Area under the ROC curve, and Dice and accuracy at a threshold of 1/2"
+    p, y = [o.detach().cpu().flatten() for o in (prob, mask)]
+    if fov is not None: p, y = [o[fov.cpu().flatten() > .5] for o in (p, y)]
+    y, said = y > .5, p > .5
+    if y.all() or not y.any(): raise ValueError('the mask has only one class: there is nothing to tell apart')
+    dice, accuracy = 2*(said & y).sum()/(said.sum() + y.sum()), (said == y).float().mean()
+    return dict(auc=float(roc_auc_score(y, p)), dice=float(dice), accuracy=float(accuracy))
+
+
+def score_images(
+    model,
+    items,            # dicts with image (c, h, w), mask and fov (1, h, w)
+    degrees:float=0., # turn them first
+    **kwargs,         # of segment
+)->dict:              # as segmentation_scores
+    "Segment whole images and compare with their masks inside the field of view"
+    turned = [[rotate_image(o[k], degrees) for k in ('image', 'mask', 'fov')] for o in items]
+    probs = torch.cat([segment(model, image, **kwargs).cpu().flatten() for image, _, _ in turned])
+    masks, fovs = [torch.cat([o[k].flatten() for o in turned]) for k in (1, 2)]
+    return segmentation_scores(probs, masks, fovs > .99)
+
+
+# --- pictures of maps ---
 
 def _middle(item, side):
     "The square of `side` pixels in the middle of a photograph, its mask and its field of view."
@@ -62,47 +149,12 @@ def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
     return fig
 
 
-# --- a picture of any size, by rows of tiles: no more than one row of them is in memory as numbers of four bytes ---
-
-@torch.no_grad()
-def segment_bands(
-    model,            # makes logits (b, out, size, size) of images (b, c, size, size)
-    picture,          # (h, w, c) in uint8, at least as large as a tile
-    size:int=64,      # of the tiles
-    overlap:float=.5, # share of a tile that its neighbour sees too, at least
-    bs:int=16,        # tiles at a time
-):
-    "Yield the probabilities (rows, w) of the first map from top to bottom: together they are what `segment` returns"
-    (h, w), p, training = picture.shape[:2], next(model.parameters()), model.training
-    fade = torch.sin(math.pi*(torch.arange(size, device=p.device, dtype=p.dtype) + .5)/size)**2 + 1e-3
-    window, cols, rows = fade[:, None]*fade, tile_starts(w, size, overlap), tile_starts(h, size, overlap)
-    total, weight = p.new_zeros(size, w), p.new_zeros(size, w)
-    model.eval()
-    for top, below in zip(rows, [*rows[1:], h]):
-        band = torch.from_numpy(picture[top:top+size]).permute(2, 0, 1).to(p)/255
-        for k in range(0, len(cols), bs):
-            tiles = torch.stack([band[..., j:j+size] for j in cols[k:k+bs]])
-            for j, o in zip(cols[k:k+bs], model(tiles).sigmoid()):
-                total[:, j:j+size] += o[0]*window
-                weight[:, j:j+size] += window
-        n = below - top                                 # rows that no further tile touches
-        yield total[:n]/weight[:n]
-        total, weight = [torch.cat([o[n:], o.new_zeros(n, w)]) for o in (total, weight)]
-    model.train(training)
-
-
-def _bands(model, picture, size, overlap):
-    "As `segment_bands`, for small pictures too"
-    if min(picture.shape[:2]) >= size: yield from segment_bands(model, picture, size, overlap)
-    else: yield segment(model, torch.from_numpy(picture).permute(2, 0, 1)/255, size, overlap)[0]
-
-
 def map_picture(model, picture, threshold:float=.5, overlap:float=.5, progress:bool=False)->dict:
     "Probabilities and mask (h, w), and the picture with the mask on it (h, w, 3), all in uint8, of a picture (h, w, 3) in uint8"
     size, (h, w) = model.img_size[0] if hasattr(model, 'img_size') else 64, picture.shape[:2]
     found = dict(prob=np.empty((h, w), np.uint8), mask=np.empty((h, w), np.uint8), overlay=np.array(picture))
-    bands, top = _bands(model, picture, size, overlap), 0
-    for p in progress_bar(bands, total=len(tile_starts(h, size, overlap))) if progress else bands:
+    bands, top = segment_bands(model, torch.from_numpy(picture).permute(2, 0, 1), size, overlap), 0
+    for p, *_ in progress_bar(bands, total=len(tile_starts(h, size, overlap))) if progress else bands:
         if not p.isfinite().all(): raise ValueError('the weights give no finite probabilities for this picture: get them again')
         rows, p = slice(top, top + len(p)), p.cpu().numpy()
         found['prob'][rows], found['mask'][rows] = (p*255).round(), 255*(p > threshold)

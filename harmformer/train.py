@@ -15,7 +15,7 @@ from .docs import document
 from .core import classifier, create_model
 from .checkpoint import Checkpoint, read_state
 from .system import from_first, reuse_memory, start_processes
-from .unet import score_images
+from .segment import score_images
 from fastai.callback.core import CancelEpochException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos

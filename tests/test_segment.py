@@ -7,7 +7,7 @@ from PIL import Image
 from harmformer.core import create_model, load_model, rotate_image, save_model
 from harmformer.cli import harmformer_eval, harmformer_segment, harmformer_train
 from harmformer.evaluate import read_rows
-from harmformer.unet import segment
+from harmformer.segment import segment, segment_bands, tile_starts
 
 TINY = 'channels=(2,2),depth=1,heads=1,head_dim=4,kernel_size=7,rings=2'
 
@@ -42,9 +42,34 @@ def test_three_pictures_for_each(weights, photo, tmp_path, capsys):
     assert 'pixels are vessels' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('n', [64, 65, 100, 565, 584])
+def test_tiles_are_the_same_from_both_ends(n):
+    starts = tile_starts(n, 64)
+    assert starts == [n - 64 - s for s in reversed(starts)] and starts[-1] + 64 == n
+    assert all(b - a <= 32 for a, b in zip(starts, starts[1:]))
+
+
 def test_turned_picture_has_the_turned_map(weights):
-    model, x = load_model(weights), torch.rand(3, 97, 130, generator=torch.Generator().manual_seed(0))
-    assert (rotate_image(segment(model, x), 90) - segment(model, rotate_image(x, 90))).abs().max() < 1e-5
+    model, x = load_model(weights).double(), torch.rand(3, 97, 130, generator=torch.Generator().manual_seed(0)).double()
+    assert (rotate_image(segment(model, x), 90) - segment(model, rotate_image(x, 90))).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize('size', [(50, 60), (64, 40), (20, 70), (64, 64), (131, 64)])
+def test_bands_are_the_map_and_bytes_are_floats(weights, size):
+    model, x = load_model(weights), torch.randint(0, 256, (3, *size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    p = segment(model, x)
+    assert p.shape == (1, *size) and torch.equal(p, torch.cat(list(segment_bands(model, x)), 1)) and torch.allclose(p, segment(model, x/255), atol=1e-6)
+
+
+def test_tiles_leave_no_seams(weights):
+    "The step from pixel to pixel across borders of tiles, relative to the step everywhere: without overlap the tiles show their edges."
+    model, g = load_model(weights), torch.Generator().manual_seed(1)
+    waves = torch.nn.functional.interpolate(torch.rand(12, 3, 8, 16, generator=g), scale_factor=8, mode='bicubic').clamp(0, 1)
+    def seam(overlap):
+        maps = torch.stack([segment(model, o, overlap=overlap)[0] for o in waves])
+        steps = (maps[..., 1:] - maps[..., :-1]).abs().mean((0, 1))
+        return (steps[[s + 63 for s in tile_starts(128, 64, overlap)[:-1]]].mean()/steps.mean()).item()
+    assert seam(.5) < 1.2 < 1.5 < seam(0.), (seam(.5), seam(0.))
 
 
 @pytest.mark.parametrize('harm, why', [

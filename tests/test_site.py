@@ -2,15 +2,19 @@
 notebooks as they are stored, and a browser measures them where there is one.
 
 Each rule is a function that lists what breaks it; each is also tried on an example that it must catch."""
-import html, json, re, shutil, subprocess, sys
+import base64, html, io, json, re, shutil, subprocess, sys
 import xml.etree.ElementTree as ET
 from configparser import ConfigParser
 from pathlib import Path
 
-import nbformat, pytest, yaml
+import nbformat, numpy as np, pytest, yaml
 from latex2mathml.converter import convert
+from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbdev.doclinks import _nbpath2html
+from PIL import Image
+
+from harmformer.figures import _few_colours
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT/'tools'))
@@ -151,6 +155,27 @@ def test_bad_source_is_caught(tmp_path, make_nb, text, code, complaint):
     make_nb('01_bad', code, title=f'# A\n\n> B\n\n{text}')
     found = source_problems(tmp_path/'nbs')
     assert len(found) == 1 and complaint in found[0]
+
+
+@pytest.mark.parametrize('draw', ['_ = plt.figure(figsize=(3, 2), dpi=50); plt.plot([1, 2]);', 'fig, ax = plt.subplots(figsize=(3, 2))\nax.plot([1, 2])\nplt.close(fig)\nfig'])
+def test_figures_are_sharp(make_nb, draw):
+    "Shown by the end of a cell or as its value: two pixels for each one of the page, whatever the figure's dpi."
+    nb = nbformat.read(make_nb('00_a', 'import matplotlib.pyplot as plt', '%load_ext harmformer.figures', draw), 4)
+    NotebookClient(nb, kernel_name='python3').execute()
+    shown = [o for o in nb.cells[-1].outputs if 'image/png' in o.data]
+    png = base64.b64decode(shown[0].data['image/png'])
+    image, size = Image.open(io.BytesIO(png)), shown[0].metadata['image/png']
+    assert len(shown) == 1 and len(png) < 10_000
+    assert abs(image.width - 2*size['width']) <= 1 and abs(image.height - 2*size['height']) <= 1 and 250 < size['width'] < 300
+
+
+def test_figures_keep_their_colours():
+    "A photograph has more than 256 colours: it keeps all hues, to a 64th."
+    rows, cols = np.mgrid[:256, :256]
+    smooth = np.stack([rows, cols, 255 - rows//2 - cols//2], -1).astype('uint8')
+    for array, mode in ((smooth, 'RGB'), (smooth//200*200, 'P')):
+        small = _few_colours(Image.fromarray(array))
+        assert small.mode == mode and abs(np.asarray(small.convert('RGB')).astype(int) - array).max() <= 4
 
 
 def test_page_names():
