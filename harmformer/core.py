@@ -73,6 +73,12 @@ _weights = dict(harmformer_mnist='mnist-rot-test', harmformer_digits='digits', h
 _others = dict(harmformer_unet=HarmformerUNet, cnn=PlainCNN, vit=PlainViT, unet=PlainUNet)
 for _name in (*PRESETS, *_others): register_model(_name, _weights.get(_name), **PRESETS.get(_name, {}))(_others.get(_name, Harmformer))
 
+# %% ../nbs/11_core.ipynb #d97ed834
+from .gallery import RIVALS
+
+# %% ../nbs/11_core.ipynb #b348782f
+for _name, _card in RIVALS.items(): register_model(_name, **_card.preset)(_card.make)
+
 # %% ../nbs/11_core.ipynb #460911ce
 def create_model(
     name:str=None,    # one of model_names(); None: harmformer_mnist, or whatever the weights belong to
