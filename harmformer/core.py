@@ -89,6 +89,12 @@ class NamedModel(nn.Module):
     default_cfg:dict  # size, classes, names of layers
     provenance:dict   # what the file says, if there is one
 
+# %% ../nbs/11_core.ipynb #d97ed834
+from .gallery import RIVALS
+
+# %% ../nbs/11_core.ipynb #b348782f
+for _name, _card in RIVALS.items(): register_model(_name, **_card.preset)(_card.make)
+
 # %% ../nbs/11_core.ipynb #460911ce
 def create_model(
     name:str=None,    # one of model_names(); None: harmformer_mnist, or what the weights belong to
