@@ -79,7 +79,8 @@ _weights = dict(harmformer_mnist='mnist-rot-test', harmformer_digits='digits',
                 vit='mnist-rot-test-vit', unet='drive-unet')
 _others = dict(harmformer_unet=HarmformerUNet, cnn=PlainCNN, vit=PlainViT, unet=PlainUNet)
 
-for _name in PRESETS: register_model(_name, _weights.get(_name), **PRESETS[_name])(Harmformer)
+for _name, _preset in PRESETS.items(): # shared, not copied: who changes a preset means it
+    MODELS[_name] = Harmformer, _preset, _weights.get(_name)
 for _name, _class in _others.items(): register_model(_name, _weights.get(_name))(_class)
 
 # %% ../nbs/11_core.ipynb #15a0c0de
