@@ -1,12 +1,12 @@
-"""What a run asks of the machine: files that are whole or not there, memory, other processes, the commit of the code."""
+"""What a run asks of the machine: files that are whole or not there, the same random numbers everywhere, memory, processes, the commit."""
 
-__all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors', 'reuse_memory',
-           'start_processes', 'from_first', 'first_before_others', 'commit']
+__all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors', 'random_stream',
+           'reuse_memory', 'start_processes', 'from_first', 'first_before_others', 'commit']
 
-import ctypes, errno, hashlib, json, os, secrets, shutil, subprocess, time
+import ctypes, errno, hashlib, json, os, secrets, shutil, subprocess, time, zlib
 from contextlib import contextmanager
 from pathlib import Path
-import torch, torch.distributed as dist
+import numpy as np, torch, torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save
 
@@ -110,7 +110,12 @@ def read_tensors(path)->tuple: # (header, tensors)
         raise ValueError(f'{path} is damaged or was not written by harmformer ({why}): get it again') from e
 
 
-# --- memory and processes ---
+# --- random numbers, memory and processes ---
+
+def random_stream(*key):
+    "A stream of random numbers that depends on `key` alone: NumPy has frozen RandomState for ever, torch promises nothing"
+    return np.random.RandomState([zlib.crc32(str(k).encode()) for k in key])
+
 
 def reuse_memory()->bool: # whether it could be done
     "Let glibc keep freed memory for the next large tensor (Linux; elsewhere nothing happens)"
@@ -133,7 +138,7 @@ def _together(): return dist.is_available() and dist.is_initialized() and dist.g
 
 def from_first(f):
     "What `f` returns in the first of all processes: a file is read, or a folder chosen, once"
-    res = [f() if not _together() or dist.get_rank() == 0 else None]
+    res:list = [f() if not _together() or dist.get_rank() == 0 else None]
     if _together(): dist.broadcast_object_list(res)
     return res[0]
 

@@ -26,9 +26,9 @@ def import_graph(folder=PACKAGE):
 
 
 def numbers(folder=PACKAGE):
-    "{module: number of its notebook}."
-    found = {p.stem: re.search(r'File to edit: .*?(\d\d)_\w+\.ipynb', p.read_text(encoding='utf-8')) for p in folder.glob('*.py')}
-    return {name: int(m[1]) for name, m in found.items() if m}
+    "{module: number of its notebook}; 10a comes after 10 and before 11."
+    found = {p.stem: re.search(r'File to edit: .*?(\d\d[a-z]?)_\w+\.ipynb', p.read_text(encoding='utf-8')) for p in folder.glob('*.py')}
+    return {name: m[1] for name, m in found.items() if m}
 
 
 def reached(graph, name, seen=None):
@@ -44,7 +44,7 @@ def cycles(graph): return sorted(name for name in graph if name in reached(graph
 
 
 def upward(graph, numbers):
-    return sorted((name, other) for name in numbers for other in reached(graph, name) if numbers.get(other, -1) >= numbers[name])
+    return sorted((name, other) for name in numbers for other in reached(graph, name) if numbers.get(other, '') >= numbers[name])
 
 
 def drawing(graph):
@@ -69,10 +69,10 @@ def write(folder, **modules):
 
 
 def test_what_is_caught(tmp_path):
-    write(tmp_path, a=('00', 'from .c import x'), b=('01', 'def f():\n    from harmformer import tool'), c=('02', 'import torch'), tool=(None, 'import harmformer.d'), d=('03', ''))
+    write(tmp_path, a=('00', 'from .c import x'), b=('01', 'def f():\n    from harmformer import tool'), c=('01a', 'import torch'), tool=(None, 'import harmformer.d'), d=('03', ''))
     assert upward(import_graph(tmp_path), numbers(tmp_path)) == [('a', 'c'), ('b', 'd')]       # the second lazily, through a plain module
     assert cycles(import_graph(tmp_path)) == []
-    write(tmp_path, c=('02', 'def f():\n    from harmformer.a import y'))
+    write(tmp_path, c=('01a', 'def f():\n    from harmformer.a import y'))
     assert cycles(import_graph(tmp_path)) == ['a', 'c']
 
 
