@@ -283,6 +283,7 @@ class HConv2d(HModule):
     def check(self, x): check_conv_input(self, x)
 
     def on_planes(self, x): # (2, b, in_orders, in_channels, h, w) → (2, b, out_orders, out_channels, h, w)
+        if x.ndim != 6: check_conv_input(self, x)
         check_planes(x, len(self.in_orders), self.in_channels, None, None)
         engine = pick_engine(self.kernel_size, x.shape[-2:]) if self.engine == 'auto' else self.engine
         with torch.autocast(x.device.type, enabled=False): # half precision is not HE: see 13_train

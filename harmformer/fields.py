@@ -165,8 +165,8 @@ def phase_wheel(ax, n=64):
 
 # %% ../nbs/00_fields.ipynb #2f2c6247
 def _canvas(rows, cols, size, wheel):
-    "A figure of fixed dpi that shows itself once, where a cell ends with it, and its axes; the wheel has a column of its own"
-    fig, axs = plt.subplots(rows, cols+wheel, figsize=(size*(cols + .6*wheel), size*rows), dpi=80, squeeze=False,
+    "A figure that shows itself once, where a cell ends with it, and its axes; the wheel has a column of its own"
+    fig, axs = plt.subplots(rows, cols+wheel, figsize=(size*(cols + .6*wheel), size*rows), squeeze=False,
                             width_ratios=[1]*cols + [.6]*wheel, layout='constrained')
     plt.close(fig)
     if wheel:
@@ -277,7 +277,7 @@ def show_equivariance(
     gain:float=5.,           # the difference is drawn this much brighter
     radius:float=None,       # of the errors in the titles
 ):
-    "Rows: input, f(turned x), turned f(x), their difference. Titles: each angle with its `he_error`"
+    "Rows: input, f(rotated x), rotated f(x), their difference. Titles: each angle with its `he_error`"
     (in_orders, out_orders), y = layer_orders(layer, in_orders, out_orders), layer(x)
     if not y.is_complex(): order, out_orders = 0, (0,)
     ins = [_turn(x, a, in_orders) for a in degrees]
@@ -285,7 +285,7 @@ def show_equivariance(
     want = [rotate_image(_look(y, out_orders, order, channel), a) for a in degrees]
     if y.is_complex(): want = [o*phase_shift(order, a) for o,a in zip(want, degrees)]
     errors = [he_error(layer, x, a, in_orders, out_orders, radius)[order] for a in degrees]
-    return _show_rows({'input': [_look(o, in_orders, order) for o in ins], 'f(turned x)': got, 'turned f(x)': want,
+    return _show_rows({'input': [_look(o, in_orders, order) for o in ins], 'f(rotated x)': got, 'rotated f(x)': want,
                        f'difference × {gain:g}': [(g-w)*gain for g,w in zip(got, want)]},
                       [f'{a:g}°: error {e:.2g}' for a,e in zip(degrees, errors)])
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
-from .fields import HModule, as_orders, check_field, check_planes
+from .fields import HModule, as_orders, check_field, check_planes, to_complex, to_planes
 
 # %% ../nbs/03_magnitude.ipynb #27e80d8c
 def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # complex (...) or planes (2, ...) → real (...)
@@ -147,13 +147,14 @@ class BatchStandardize(nn.BatchNorm1d):
 
 # %% ../nbs/03_magnitude.ipynb #0cd645b1
 def standardize(
-    z:torch.Tensor, # planes (2, ...)
+    z:torch.Tensor, # complex, or planes (2, ...)
     dims,           # the axes to standardise over
     eps:float=1e-5, # added to the standard deviation
 )->torch.Tensor:    # as z
     "(z−μ)/(σ+ε) with the complex mean μ and σ² the mean of |z−μ|²"
+    if z.is_complex(): return to_complex(standardize(to_planes(z), [d+1 if d >= 0 else d for d in dims], eps))
     z = z - z.mean(dims, keepdim=True)
-    var = z.square().sum(0).mean([d-1 for d in dims], keepdim=True)
+    var = z.square().sum(0, keepdim=True).mean(dims, keepdim=True)
     return z / (var.clamp(min=torch.finfo(z.dtype).tiny).sqrt() + eps)
 
 # %% ../nbs/03_magnitude.ipynb #cb790cf4

@@ -29,19 +29,23 @@ class InvariantHead(nn.Module):
 
 # %% ../nbs/08_model.ipynb #b9e10001
 class StagedModel(nn.Module):
-    "A model with one path, `stages(x, maps)`, and a `forward_head` at its end: everything that runs or watches it walks that path"
+    "A model with one path, `planes(x, maps)`, and a `forward_head` at its end: everything that runs or watches it walks that path"
+    def stages(self, x): # (b, c, h, w)
+        "Yield the name and the field (b, m, c, h, w) of every stage"
+        for name, z in self.planes(x): yield name, to_complex(z)
+
     def fields(self, x)->dict: # {stage: (b, m, c, h, w)}
         "The field of every stage"
-        return {k: to_complex(z) for k, z in self.stages(x)}
+        return dict(self.stages(x))
 
     def attention(self, x)->list: # a map (b, heads, n, n) for every encoder block; with mixed orders a dictionary of them
         "Attention maps of all encoder blocks"
         maps = []
-        for _ in self.stages(x, maps): pass
+        for _ in self.planes(x, maps): pass
         return maps
 
     def last(self, x):         # (2, b, m, c, h, w)
-        *_, (_, z) = self.stages(x)
+        *_, (_, z) = self.planes(x)
         return z
 
     def forward_features(self, x)->torch.Tensor: # (b, m, c, h, w)
@@ -79,9 +83,9 @@ class Harmformer(StagedModel):
         self.head = InvariantHead(dim, num_classes, orders)
         self.num_features = self.head.linear.in_features       # orders times channels
 
-    def stages(self, x, maps=None): # (b, c, h, w)
+    def planes(self, x, maps=None): # (b, c, h, w)
         "Yield the name and the planes (2, b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
-        for name, z in self.stem.stages(x): yield name, z
+        for name, z in self.stem.planes(x): yield name, z
         grid = z.shape[-2:]
         t = self.patch(to_tokens(z))
         if self.blocks: yield 'patches', to_field(t, *grid)

@@ -159,7 +159,7 @@ class HStem(nn.Module):
         "Size of the last field for images of `size`"
         return tuple(n*self.upscale // 2**sum(map(bool, self.pools)) for n in size)
 
-    def stages(self, x:torch.Tensor): # (b, c, h, w), real
+    def planes(self, x:torch.Tensor): # (b, c, h, w), real
         "Yield name and planes (2, b, m, c, h, w) of every stage in turn"
         check_stem_input(self, x)
         x = upscale(x, self.upscale)
@@ -168,8 +168,12 @@ class HStem(nn.Module):
             yield f'block {i}', (x := block(x))
             if pool: yield f'pool {i}', (x := avg_pool(x))
 
+    def stages(self, x): # (b, c, h, w)
+        "Yield name and field (b, m, c, h, w) of every stage in turn"
+        for name, z in self.planes(x): yield name, to_complex(z)
+
     def forward(self, x:torch.Tensor)->torch.Tensor: # (b, c, h, w), real → (b, m, channels[-1], h', w'), complex
-        *_, (_, x) = self.stages(x)
+        *_, (_, x) = self.planes(x)
         return to_complex(x)
 
     def extra_repr(self): return f'upscale={self.upscale}, mask={self.mask!r}, pools={self.pools}'

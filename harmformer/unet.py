@@ -47,7 +47,7 @@ class HarmformerUNet(StagedModel):
         self.up = nn.ModuleList(HConvBlock(i+o, o, 1, **conv) for i, o in zip((channels[-1], *channels[:0:-1]), channels[::-1]))
         self.out = nn.Conv2d(self.num_features, out_channels, 1)
 
-    def stages(self, x, maps=None):
+    def planes(self, x, maps=None):
         "Yield the name and the planes (2, b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
         check_unet_input(self, x)
         x, skips = standard_colours(x)[None, :, None], []
