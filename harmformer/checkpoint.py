@@ -5,10 +5,11 @@ __all__ = ['STATE', 'Checkpoint', 'read_state', 'finite']
 import signal, time, warnings
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 import pandas as pd, torch, torch.distributed as dist
 with warnings.catch_warnings():  # fastai still asks for torch.jit.script, while it is imported
     warnings.simplefilter('ignore', FutureWarning)
-    from fastai.callback.core import Callback, CancelFitException
+    from fastai.callback.core import Callback, CancelFitException  # pyright: ignore (fastai makes it at run time)
     from fastai.callback.tracker import ReduceLROnPlateau
     from fastai.torch_core import get_model, num_distrib, rank_distrib
 from harmformer.system import read_tensors, remove_parts, write_tensors, write_whole
@@ -49,6 +50,7 @@ def _join_optimizer(opt, groups, tensors):
 class Checkpoint(Callback):
     "Write the state of a run after every epoch and every so many seconds, and then what is derived from it: log.csv and best.safetensors"
     order = 100
+    learn:Any                 # fastai says None, and sets it
     def __init__(self,
         path,                 # folder of the run
         plan:dict,            # what may not change when it is resumed, `seed` among it
@@ -56,7 +58,9 @@ class Checkpoint(Callback):
         provenance:dict=None, # goes into the header of the best weights
     ):
         self.path, self.plan, self.every, self.provenance = Path(path), plan, every, provenance or {}
-        self.state, self.best, self.seconds, self.stop, self.stopped = None, None, 0., False, False
+        self.state:Any = None                       # (header, tensors) of a run that is resumed
+        self.best:Any = None                        # ({score, header}, weights)
+        self.seconds, self.stop, self.stopped = 0., False, False
 
     def before_fit(self):
         self.saved = self.began = time.time()
@@ -91,6 +95,7 @@ class Checkpoint(Callback):
         self.save(self.epoch+1, 0)
         self.derive(better)
 
+    def _plateau(self)->Any: return self.learn.cbs.filter(lambda o: isinstance(o, ReduceLROnPlateau))
     def _weights(self): return {k: v.detach().cpu().clone() for k, v in get_model(self.learn.model).state_dict().items()}
 
     def _candidate(self, score, row):
@@ -110,7 +115,7 @@ class Checkpoint(Callback):
         r, weights, (groups, moments) = self.recorder, self._weights(), _split_optimizer(self.opt.opt)
         if not finite(weights):
             raise FloatingPointError('the training diverged: weights are no longer finite. Choose a smaller learning rate')
-        plateau = [(float(cb.best), cb.wait) for cb in self.learn.cbs if isinstance(cb, ReduceLROnPlateau)]
+        plateau = [(float(cb.best), cb.wait) for cb in self._plateau()]
         best, best_weights = self.best or (None, {})
         header = dict(plan=self.plan, epoch=epoch, done=done, pct_train=self.pct_train, train_iter=self.train_iter, best=best,
                       seconds=self.seconds + time.time() - self.began, names=list(r.metric_names[1:]), optimizer=groups, plateau=plateau,
@@ -149,7 +154,7 @@ class Checkpoint(Callback):
         log = _of('log', tensors)
         r.values, r.iters, r.losses, r.lrs = list(s['values']), list(s['iters']), list(log['losses']), log['lrs'].tolist()
         r.smooth_loss.val, r.smooth_loss.count, self.learn.train_iter = log['smooth'], s['smooth'], s['train_iter']
-        for cb in self.learn.cbs.filter(lambda o: isinstance(o, ReduceLROnPlateau)): cb.best, cb.wait = s['plateau'][0]
+        for cb in self._plateau(): cb.best, cb.wait = s['plateau'][0]
         if not rank_distrib(): self.derive()
 
     @contextmanager

@@ -5,6 +5,7 @@ __all__ = ['RANGES', 'check_arguments', 'guard', 'Budget']
 import math
 from numbers import Integral, Real
 from types import NoneType
+from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from harmformer.model import Harmformer
@@ -17,16 +18,20 @@ RANGES = dict( # what arguments may be; a float as the limit admits floats
     mlp_ratio=(1e-3, 1e3), norm_eps=(1e-30, 1e30), dropout=(0., .999), stem_dropout=(0., .999))
 
 
+def _is(o, kind): return isinstance(o, kind) and not isinstance(o, bool)
+
+
 def check_arguments(name:str, arguments:dict):
     "Say which argument of a model is out of range, before anything is made"
     for k in ('mask', 'norm', 'stats', 'layer_norm', 'mixing', 'rpe', 'engine'):
         if not isinstance(arguments.get(k), (str, NoneType)): raise ValueError(f'{name}: {k} is a word or None, not {arguments[k]!r}')
     for k, v in arguments.items():
         if k not in RANGES or (v is None and k == 'chunk'): continue
-        (low, high), many = RANGES[k], v if isinstance(v, (tuple, list)) else (v,)
+        low, high = RANGES[k]
+        many:Any = v if isinstance(v, (tuple, list)) else (v,)
         if not many: raise ValueError(f'{name}: {k} is empty; it needs at least one number')
         kind = Real if isinstance(high, float) else Integral
-        if bad := [o for o in many if isinstance(o, bool) or not isinstance(o, kind) or not low <= o <= high]:
+        if bad := [o for o in many if not (_is(o, kind) and low <= o <= high)]:
             what = 'a number' if kind is Real else 'a whole number'
             raise ValueError(f'{name}: {k} is {what} from {low:g} to {high:g}, not {bad[0]!r}')
     if arguments.get('rings', 1) > arguments.get('kernel_size', 1):

@@ -1,8 +1,9 @@
 """The commands: they read their arguments, call the library, and turn its errors into sentences."""
 
+# pyright: reportInvalidTypeForm=false
 __all__ = ['harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmformer_predict', 'harmformer_segment', 'sentences', 'argument']
 
-import ast, os, re, sys
+import ast, io, os, re, sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,7 @@ def _sentence(e):
 def sentences():
     "Errors that the library expects end a command with one sentence. Others keep their traceback: they are ours"
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')  # names and signs that the terminal cannot show
+        if isinstance(stream, io.TextIOWrapper): stream.reconfigure(errors='backslashreplace')  # signs that the terminal cannot show
     try: yield
     except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as in `harmformer_predict ... | head`
     except Stopped as e: raise SystemExit(str(e) or 1)

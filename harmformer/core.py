@@ -14,14 +14,16 @@ __all__ = ['PRESETS', 'MODELS', 'PARTS', 'WEIGHTS', 'register_model', 'create_mo
 
 # %% ../nbs/11_core.ipynb #ebf4f390
 import inspect, math, torch, warnings
+from collections import Counter
 from numbers import Real
 from pathlib import Path
 from torch import nn
 from .docs import document
 from .checks import Budget, check_arguments, guard
 from .system import read_tensors, write_tensors
-from .fields import (analytic_image, as_orders, assert_he, check_field, disc, he_error, phase_shift, pixel_grid, rel_error, rotate_field,
-                               rotate_image, show_equivariance, show_field)
+from .fields import (analytic_image, as_orders, assert_he, check_field, disc, he_error,
+                               phase_shift, pixel_grid, rel_error, rotate_field, rotate_image,
+                               show_equivariance, show_field)
 from .conv import HConv2d
 from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, magnitude
 from .stem import NORMS, HConvBlock, HSkip, HStem, avg_pool, radial_mask, upscale
@@ -33,23 +35,27 @@ from .unet import HarmformerUNet
 from .rivals import PlainCNN, PlainUNet, PlainViT
 
 # %% ../nbs/11_core.ipynb #90c14e5b
-_all_ = ['rotate_image', 'rotate_field', 'rel_error', 'as_orders', 'phase_shift', 'check_field', 'pixel_grid', 'disc', 'show_field',
-         'show_equivariance', 'he_error', 'assert_he', 'analytic_image', 'HConv2d', 'magnitude', 'CReLU', 'HNormAct', 'CBatchNorm',
-         'HDropout', 'NORMS', 'HStem', 'HConvBlock',
-         'radial_mask', 'avg_pool', 'upscale', 'to_tokens', 'to_field', 'on_field', 'HLinear', 'HLayerNorm', 'HAttention', 'HEncoderBlock',
-         'InvariantHead', 'Harmformer', 'HarmformerUNet', 'PlainCNN', 'PlainViT', 'PlainUNet'] # of the notebooks below, public here too
+_all_ = ['rotate_image', 'rotate_field', 'rel_error', 'as_orders', 'phase_shift', 'check_field',
+         'pixel_grid', 'disc', 'show_field', 'show_equivariance', 'he_error', 'assert_he',
+         'analytic_image', 'HConv2d', 'magnitude', 'CReLU', 'HNormAct', 'CBatchNorm', 'HDropout',
+         'NORMS', 'HStem', 'HConvBlock', 'radial_mask', 'avg_pool', 'upscale', 'to_tokens',
+         'to_field', 'on_field', 'HLinear', 'HLayerNorm', 'HAttention', 'HEncoderBlock',
+         'InvariantHead', 'Harmformer', 'HarmformerUNet', 'PlainCNN', 'PlainViT',
+         'PlainUNet'] # of the notebooks below, public here too
 
 # %% ../nbs/11_core.ipynb #6199d90e
 PRESETS = dict(
     harmformer_mnist = dict(),
     harmformer_digits = dict(upscale=1, kernel_size=9),
-    harmformer_cifar = dict(in_channels=3, convs=3, stem_dropout=(0., .1), depth=4, heads=4, head_dim=8, dropout=.2),
-    harmformer_cifar_large = dict(in_channels=3, channels=(16,32), convs=3, stem_dropout=(0., .1), depth=6, heads=4, head_dim=8,
-                                  dropout=.2),
-    harmformer_pcam = dict(num_classes=2, in_channels=3, img_size=96, channels=(4,8,16,32), stem_dropout=(0., .2, .3, .4),
-                           depth=4, heads=4, head_dim=8, dropout=.4),
+    harmformer_cifar = dict(in_channels=3, convs=3, stem_dropout=(0., .1), depth=4, heads=4,
+                            head_dim=8, dropout=.2),
+    harmformer_cifar_large = dict(in_channels=3, channels=(16,32), convs=3, stem_dropout=(0., .1),
+                                  depth=6, heads=4, head_dim=8, dropout=.2),
+    harmformer_pcam = dict(num_classes=2, in_channels=3, img_size=96, channels=(4,8,16,32),
+                           stem_dropout=(0., .2, .3, .4), depth=4, heads=4, head_dim=8, dropout=.4),
     harmformer_shallow = dict(channels=(8,16), convs=(1,2), pools=(True,False), depth=5),
-    hnet_mnist = dict(depth=0, channels=(8,16,40), orders=(0,1), kernel_size=9, upscale=1, norm='hnet', residual=False),
+    hnet_mnist = dict(depth=0, channels=(8,16,40), orders=(0,1), kernel_size=9, upscale=1,
+                      norm='hnet', residual=False),
     hnext_mnist = dict(depth=0, channels=(8,16,23), norm='hnet', residual=False),
 )
 
@@ -68,10 +74,21 @@ def register_model(
     return add
 
 # %% ../nbs/11_core.ipynb #19c876ce
-_weights = dict(harmformer_mnist='mnist-rot-test', harmformer_digits='digits', harmformer_cifar='cifar-rot-test', harmformer_pcam='pcam',
-                harmformer_unet='drive', vit='mnist-rot-test-vit', unet='drive-unet')
+_weights = dict(harmformer_mnist='mnist-rot-test', harmformer_digits='digits',
+                harmformer_cifar='cifar-rot-test', harmformer_pcam='pcam', harmformer_unet='drive',
+                vit='mnist-rot-test-vit', unet='drive-unet')
 _others = dict(harmformer_unet=HarmformerUNet, cnn=PlainCNN, vit=PlainViT, unet=PlainUNet)
-for _name in (*PRESETS, *_others): register_model(_name, _weights.get(_name), **PRESETS.get(_name, {}))(_others.get(_name, Harmformer))
+
+for _name, _preset in PRESETS.items(): # shared, not copied: who changes a preset means it
+    MODELS[_name] = Harmformer, _preset, _weights.get(_name)
+for _name, _class in _others.items(): register_model(_name, _weights.get(_name))(_class)
+
+# %% ../nbs/11_core.ipynb #15a0c0de
+class NamedModel(nn.Module):
+    "For editors: what the models of `create_model` have, whatever class was registered"
+    config:dict       # name and arguments
+    default_cfg:dict  # size, classes, names of layers
+    provenance:dict   # what the file says, if there is one
 
 # %% ../nbs/11_core.ipynb #d97ed834
 from .gallery import RIVALS
@@ -81,21 +98,25 @@ for _name, _card in RIVALS.items(): register_model(_name, **_card.preset)(_card.
 
 # %% ../nbs/11_core.ipynb #460911ce
 def create_model(
-    name:str=None,    # one of model_names(); None: harmformer_mnist, or whatever the weights belong to
-    pretrained=False, # True: the model's own weights; or one of weight_names(), a file, the folder of a run
+    name:str=None,    # one of model_names(); None: harmformer_mnist, or what the weights belong to
+    pretrained=False, # True: its own weights; or one of weight_names(), a file, the folder of a run
     **overrides,      # any argument of the model, such as num_classes or in_channels
-)->nn.Module:         # in training mode, as in timm: call `eval()` before you ask it
+)->NamedModel:        # in training mode, as in timm: call `eval()` before you ask it
     "Make a model by name, with fresh or with trained weights"
-    if pretrained: return load_model(own_weights(name) if pretrained is True else pretrained, name, **overrides).train()
-    make, preset, _ = _registered(name or 'harmformer_mnist')
+    if pretrained:
+        weights = own_weights(name) if pretrained is True else pretrained
+        return load_model(weights, name, **overrides).train()
+    name = name or 'harmformer_mnist'
+    make, preset, _ = _registered(name)
     signature = inspect.signature(make)
     if unknown := [k for k in overrides if k not in signature.parameters]:
-        raise TypeError(f'{name} takes no {", ".join(unknown)}; it takes {", ".join(signature.parameters)}')
+        known = ', '.join(signature.parameters)
+        raise TypeError(f'{name} takes no {", ".join(unknown)}; it takes {known}')
     args = signature.bind(**{**preset, **overrides})
-    args.apply_defaults()                     # all of them: a saved model is rebuilt as it was, whatever a preset becomes
+    args.apply_defaults()         # all of them: a saved model is rebuilt, whatever a preset becomes
     check_arguments(name, args.arguments)
     model = guard(make(**args.arguments))
-    model.config = dict(name=name or 'harmformer_mnist', **args.arguments)
+    model.config = dict(name=name, **args.arguments)
     model.default_cfg = _facts(model)
     return model
 
@@ -105,15 +126,14 @@ def model_names()->list:
     return list(MODELS)
 
 def _registered(name):
-    if name not in MODELS: raise ValueError(f'no model is called {name!r}; there are {", ".join(MODELS)}')
-    return MODELS[name]
+    if name in MODELS: return MODELS[name]
+    raise ValueError(f'no model is called {name!r}; there are {", ".join(MODELS)}')
 
-def own_weights(name:str)->str:
+def own_weights(name:str=None)->str:
     "The weights that `create_model(name, pretrained=True)` takes"
-    weights = _registered(name or 'harmformer_mnist')[2]
-    if not weights:
-        raise ValueError(f'there are no weights for {name}; there are some for {", ".join(k for k, v in MODELS.items() if v[2])}')
-    return weights
+    if weights := _registered(name or 'harmformer_mnist')[2]: return weights
+    some = ', '.join(k for k, v in MODELS.items() if v[2])
+    raise ValueError(f'there are no weights for {name}; there are some for {some}')
 
 # %% ../nbs/11_core.ipynb #f6f5417d
 def classifier(model)->str:
@@ -122,17 +142,20 @@ def classifier(model)->str:
 
 def _first_layer(model):
     "The name of the layer that sees the image"
-    return next(n for n, m in model.named_modules() if hasattr(m, 'in_channels') and list(m.parameters(recurse=False)))
+    return next(n for n, m in model.named_modules()
+                if hasattr(m, 'in_channels') and list(m.parameters(recurse=False)))
 
 # %% ../nbs/11_core.ipynb #11469c0b
 def _facts(model, header=()):
-    "What a user has to know about a model, as in timm's default_cfg; `header`: that of its weights"
+    "What a user has to know about a model with this header, as in timm's default_cfg"
     c, header = model.config, dict(header)
     if 'img_size' not in c: return {}                        # a class of somebody else's
     sides = (c['img_size'],)*2 if isinstance(c['img_size'], int) else tuple(c['img_size'])
     known = {k: tuple(v/255 for v in header[k]) for k in ('mean', 'std') if k in header}
-    return dict(input_size=(c['in_channels'], *sides), num_classes=c.get('num_classes', c.get('out_channels')), **known,
-                classes=header.get('vocab'), first_conv=_first_layer(model), classifier=classifier(model))
+    return dict(input_size=(c['in_channels'], *sides),
+                num_classes=c.get('num_classes', c.get('out_channels')), **known,
+                classes=header.get('vocab'), first_conv=_first_layer(model),
+                classifier=classifier(model))
 
 # %% ../nbs/11_core.ipynb #5b11aa8d
 def _own_params(module, real):
@@ -146,20 +169,22 @@ def count_params(model:nn.Module, real:bool=False)->int:
     return sum(_own_params(m, real) for m in model.modules())
 
 # %% ../nbs/11_core.ipynb #42647a7b
-PARTS = ('harmonic convolutions', 'norm-activations', 'skips', 'S2 linear', 'encoder linears', 'encoder norms, biases, positions', 'head')
+PARTS = ('harmonic convolutions', 'norm-activations', 'skips', 'S2 linear', 'encoder linears',
+         'encoder norms, biases, positions', 'head')
+
+def _part(name, m):
+    "Which of PARTS a layer of a `Harmformer` is"
+    linear, kinds = isinstance(m, HLinear), {HConv2d: PARTS[0], HSkip: PARTS[2]}
+    if name.startswith('patch'): return 'S2 linear'
+    if name.startswith('head'): return 'head'
+    if name.startswith('blocks'): return PARTS[4] if linear else PARTS[5]
+    return kinds.get(type(m), 'norm-activations')
 
 def params_by_part(model)->dict:
     "`count_params` of a `Harmformer`, by kind of layer"
-    kinds = {HConv2d: 'harmonic convolutions', (HNormAct, CBatchNorm): 'norm-activations', HSkip: 'skips'}
-    def part(name, m):
-        if name.startswith('patch'): return 'S2 linear'
-        if name.startswith('head'): return 'head'
-        if name.startswith('blocks'): return 'encoder linears' if isinstance(m, HLinear) else 'encoder norms, biases, positions'
-        return next((s for k, s in kinds.items() if isinstance(m, k)), 'norm-activations')
-    res = {}
-    for name, m in model.named_modules():
-        if n := _own_params(m, False): res[part(name, m)] = res.get(part(name, m), 0) + n
-    return {p: res[p] for p in PARTS if p in res}
+    counts = Counter()
+    for name, m in model.named_modules(): counts[_part(name, m)] += _own_params(m, False)
+    return {p: counts[p] for p in PARTS if counts[p]}
 
 # %% ../nbs/11_core.ipynb #e4e5cf4c
 @torch.no_grad()
@@ -169,21 +194,23 @@ def summary(
 ):
     "Stage, shape, orders and parameters, as a data frame"
     import pandas as pd
-    if not isinstance(model, Harmformer): raise TypeError(f'summary is for a Harmformer, not for a {type(model).__name__}')
+    if not isinstance(model, Harmformer):
+        raise TypeError(f'summary is for a Harmformer, not for a {type(model).__name__}')
     h, w = (img_size, img_size) if isinstance(img_size, int) else img_size or model.img_size
-    p, training = next(model.parameters()), model.training
-    stages = model.eval().stages(p.new_zeros(1, model.stem.in_channels, h, w))
-    parts = {**{f'block {i}': b for i,b in enumerate(model.stem.blocks, 1)}, 'patches': model.patch,
-             **{f'encoder {i}': b for i,b in enumerate(model.blocks, 1)}, 'head': model.head}
-    rows = [('image', (model.stem.in_channels, h, w), '0')]
-    rows += [(n, tuple(z.shape[2:]), ' '.join(map(str, model.orders))) for n,z in stages]
-    rows += [('head', (model.head.linear.out_features,), 'invariant')]
+    p, c, training = next(model.parameters()), model.stem.in_channels, model.training
+    parts = {**{f'block {i}': b for i, b in enumerate(model.stem.blocks, 1)},
+             'patches': model.patch, 'head': model.head,
+             **{f'encoder {i}': b for i, b in enumerate(model.blocks, 1)}}
+    orders, stages = ' '.join(map(str, model.orders)), model.eval().stages(p.new_zeros(1, c, h, w))
+    rows = [('image', (c, h, w), '0'), *[(n, tuple(z.shape[2:]), orders) for n, z in stages],
+            ('head', (model.head.linear.out_features,), 'invariant')]
     model.train(training)
     counted = [(*r, count_params(parts[r[0]]) if r[0] in parts else 0) for r in rows]
     return pd.DataFrame(counted, columns=['stage', 'shape', 'orders', 'params'])
 
 # %% ../nbs/11_core.ipynb #78e3145e
-WEIGHTS = Path(__file__).parent/'weights' if '__file__' in globals() else Path('../harmformer/weights')
+_here = Path(__file__).parent if '__file__' in globals() else Path('../harmformer')
+WEIGHTS = _here/'weights'
 
 def weight_names()->list:
     "Trained weights that come with the package"
@@ -194,14 +221,18 @@ def _weights_file(name):
     "The file of weights: given as such, as the folder of a run, or by a name of the package"
     for path in (Path(name), Path(name)/'best.safetensors', WEIGHTS/f'{name}.safetensors'):
         if path.is_file(): return path
-    raise FileNotFoundError(f'no weights at {name}; the package has {", ".join(weight_names()) or "none"}')
+    names = ', '.join(weight_names()) or 'none'
+    raise FileNotFoundError(f'no weights at {name}; the package has {names}')
 
 # %% ../nbs/11_core.ipynb #abfea6f0
 def save_model(model, path, **provenance):
-    "Write the weights of a model made by `create_model`, with its name, arguments and `provenance` in the header"
-    if not hasattr(model, 'config'): raise ValueError('only a model of create_model can be saved: the file has to say how to make it again')
+    "Write the weights of a model of `create_model`, its name, arguments and `provenance`"
+    if not hasattr(model, 'config'):
+        raise ValueError('only a model of create_model can be saved: the file has to say how to '
+                         'make it again')
     tensors = model.state_dict()
-    if bad := _not_finite(tensors): raise ValueError(f'{bad} is not finite: a model that diverged is not saved')
+    if bad := _not_finite(tensors):
+        raise ValueError(f'{bad} is not finite: a model that diverged is not saved')
     write_tensors(path, tensors, dict(config=model.config, **provenance))
 
 # %% ../nbs/11_core.ipynb #47ccb5ec
@@ -209,19 +240,26 @@ def _not_finite(tensors):
     "The name of a tensor that holds NaN or infinity, if there is one"
     return next((k for k, v in tensors.items() if not torch.isfinite(v).all()), None)
 
+def _numbers(o):
+    "Whether `o` is a list of finite numbers"
+    return isinstance(o, list) and o and all(isinstance(v, Real) and math.isfinite(v) for v in o)
+
 def _strange(header):
     "What is wrong with the header of a file of weights, if anything is"
-    config, c = header.get('config'), lambda k: header.get(k, [1.])
-    if not isinstance(config, dict) or not isinstance(config.get('name'), str): return 'it does not say which model it holds'
+    config, mean, std = header.get('config'), header.get('mean', [1.]), header.get('std', [1.])
+    if not isinstance(config, dict) or not isinstance(config.get('name'), str):
+        return 'it does not say which model it holds'
     if 'pretrained' in config: return 'its arguments name other weights (pretrained)'
-    if config['name'] not in MODELS: return f"it holds a {config['name'][:40]!r}, which nobody has registered"
-    numbers = all(isinstance(c(k), list) and c(k) and all(isinstance(o, Real) and math.isfinite(o) for o in c(k)) for k in ('mean', 'std'))
-    if not numbers or not all(o > 0 for o in c('std')): return 'its mean or std are not usable'
-    n = config.get('num_classes')
-    if 'vocab' in header and not (isinstance(header['vocab'], list) and len(header['vocab']) == n): return f'it does not name its {n} classes'
+    if config['name'] not in MODELS:
+        return f"it holds a {config['name'][:40]!r}, which nobody has registered"
+    if not (_numbers(mean) and _numbers(std) and min(std) > 0):
+        return 'its mean or std are not usable'
+    n, vocab = config.get('num_classes'), header.get('vocab')
+    if 'vocab' in header and not (isinstance(vocab, list) and len(vocab) == n):
+        return f'it does not name its {n} classes'
 
 def read_weights(path)->tuple: # (header, tensors)
-    "What is in a file of `save_model`, after checking that it is whole, unchanged and usable"
+    "What is in a file of `save_model`, if it is whole, unchanged and usable"
     header, tensors = read_tensors(path)
     wrong = _strange(header) or ((bad := _not_finite(tensors)) and f'{bad} is not finite')
     if wrong: raise ValueError(f'{path} cannot be used, because {wrong}: get it again')
@@ -230,15 +268,15 @@ def read_weights(path)->tuple: # (header, tensors)
 # %% ../nbs/11_core.ipynb #8a5c65ca
 def _other_colours(layer, tensors, name):
     "Let the first layer, saved for other colours, answer to grey pictures as before"
-    w = tensors[f'{name}.weight']
-    if isinstance(layer, nn.Conv2d):                                                      # (out, in, k, k)
-        tensors[f'{name}.weight'] = (w.sum(1, keepdim=True)/layer.in_channels).expand(-1, layer.in_channels, -1, -1).contiguous()
-        return
-    c = torch.polar(w.abs(), tensors[f'{name}.beta'][:, None] + torch.pi*(w < 0)).sum(2)    # (m, rings, out)
-    beta = c.square().sum(1).angle()/2                                                    # (m, out)
-    w = (c*torch.polar(torch.ones_like(beta), -beta)[:, None]).real/layer.in_channels
-    tensors[f'{name}.weight'] = w[:, :, None].expand(-1, -1, layer.in_channels, -1).contiguous()
-    tensors[f'{name}.beta'] = beta[:, None].expand(-1, layer.in_channels, -1).contiguous()
+    (w, n), b = (tensors[f'{name}.weight'], layer.in_channels), f'{name}.beta'
+    if isinstance(layer, nn.Conv2d):                                        # (out, in, k, k)
+        w = (w.sum(1, keepdim=True)/n).expand(-1, n, -1, -1)
+    else:
+        c = torch.polar(w.abs(), tensors[b][:, None] + torch.pi*(w < 0)).sum(2)  # (m, rings, out)
+        beta = c.square().sum(1).angle()/2                                       # (m, out)
+        w = (c*torch.polar(torch.ones_like(beta), -beta)[:, None]).real/n
+        w, tensors[b] = w[:, :, None].expand(-1, -1, n, -1), beta[:, None].expand(-1, n, -1)
+    tensors[f'{name}.weight'] = w
 
 # %% ../nbs/11_core.ipynb #6f70fb23
 def _stretch(model, source, state):
@@ -246,38 +284,40 @@ def _stretch(model, source, state):
     for name, a in model.named_modules():
         if not (isinstance(a, HAttention) and a.rpe): continue
         b, key = source.get_submodule(name), f'{name}.rpe.table'
-        at = torch.arange(a.rpe.table.shape[1]) * b.grid[0]/a.grid[0]                # distances, in pixels of source
+        at = torch.arange(a.rpe.table.shape[1]) * b.grid[0]/a.grid[0]  # distances, in its pixels
         low, last = at.long(), b.rpe.table.shape[1]-1
         left, right = [state[key][:, i.clamp(max=last)] for i in (low, low+1)]
         state[key] = torch.lerp(left, right, (at-low).to(left))
 
 # %% ../nbs/11_core.ipynb #dd28ac5f
 def _adapt(model, tensors, header):
-    "Change `tensors` for a model with other classes, colours or size than those that were saved; the header without what no longer holds"
-    drop = []
-    if model.config.get('in_channels') != header['config'].get('in_channels'):
+    "Change `tensors` for other classes, colours or sizes; the header without what no longer holds"
+    drop, saved, tables = [], header['config'], [k for k in tensors if k.endswith('rpe.table')]
+    if model.config.get('in_channels') != saved.get('in_channels'):
         _other_colours(model.get_submodule(first := _first_layer(model)), tensors, first)
         drop += ['mean', 'std']
     for classes in ('num_classes', 'out_channels'):
-        old, new = header['config'].get(classes), model.config.get(classes)
+        old, new, head = saved.get(classes), model.config.get(classes), classifier(model)
         if old == new: continue
-        head = classifier(model)
-        tensors.update({f'{head}.{k}': v for k, v in model.get_submodule(head).state_dict().items()})
+        fresh = model.get_submodule(head).state_dict()
+        tensors.update({f'{head}.{k}': v for k, v in fresh.items()})
         drop += ['vocab']
-        warnings.warn(f'the weights are for {old} classes: all of them are loaded but those of the head, which is new, for {new}',
-                      stacklevel=5)
-    if any(v.shape != tensors[k].shape for k, v in model.state_dict().items() if k.endswith('rpe.table') and k in tensors):
-        _stretch(model, create_model(**header['config']), tensors)
+        warnings.warn(f'the weights are for {old} classes: all of them are loaded but those of the '
+                      f'head, which is new, for {new}', stacklevel=5)
+    own = model.state_dict()
+    if any(own[k].shape != tensors[k].shape for k in tables if k in own):
+        _stretch(model, create_model(**saved), tensors)
     return {k: v for k, v in header.items() if k not in drop}
 
 # %% ../nbs/11_core.ipynb #c0de13b4
 def _rebuild(path, header, tensors, overrides):
-    "The model of a file with its weights, and the header without what no longer holds; or a sentence"
+    "The model of a file with its weights, and the header without what no longer holds"
     try:
         with Budget(tensors): model = create_model(**{**header['config'], **overrides})
         header, own = _adapt(model, tensors, header), model.state_dict()
-        if other := [k for k in own if k in tensors and own[k].dtype != tensors[k].dtype]:
-            raise ValueError(f'{other[0]} is {tensors[other[0]].dtype} and not {own[other[0]].dtype}')
+        for k in own:
+            if k in tensors and own[k].dtype != tensors[k].dtype:
+                raise ValueError(f'{k} is {tensors[k].dtype} and not {own[k].dtype}')
         model.load_state_dict(tensors)
     except Exception as e:  # a header can ask for anything
         if overrides and not isinstance(e, RuntimeError): raise
@@ -287,33 +327,38 @@ def _rebuild(path, header, tensors, overrides):
 
 # %% ../nbs/11_core.ipynb #6b78ad76
 def load_model(
-    path,           # a file of save_model, the folder of a run, or the name of weights that come with the package
+    path,           # a file of save_model, the folder of a run, or one of weight_names()
     name:str=None,  # if given, the model has to be this one
-    **overrides,    # num_classes, in_channels; or what leaves the weights as they are, such as engine= or chunk=
-)->nn.Module:       # in eval mode, ready to be asked; its config and provenance come from the file
+    **overrides,    # num_classes, in_channels; or what leaves the weights alone, such as engine=
+)->NamedModel:      # in eval mode, ready to be asked; config and provenance are the file's
     "Rebuild a saved model"
     header, tensors = read_weights(_weights_file(path))
-    config = header['config']
-    if name not in (None, config['name']): raise ValueError(f"{path} holds a {config['name']}, not a {name}")
+    held = header['config']['name']
+    if name not in (None, held): raise ValueError(f'{path} holds a {held}, not a {name}')
     model, header = _rebuild(path, header, tensors, overrides)
-    model.provenance, model.default_cfg = {k: v for k, v in header.items() if k != 'config'}, _facts(model, header)
+    model.provenance = {k: v for k, v in header.items() if k != 'config'}
+    model.default_cfg = _facts(model, header)
     return model.eval()
 
 # %% ../nbs/11_core.ipynb #2633ef22
-def _in_words(stages):
-    "Stages of a training, each with its epochs, images and the form of the model"
-    def form(s): return f" (upscale={s['upscale']}, kernel_size={s['kernel_size']})" if 'upscale' in s else ''
-    def one(s): return f"{s['epochs']} epoch{'s' if s['epochs'] > 1 else ''}{form(s)}" + (f", {s['images_seen']:,} images" if 'images_seen' in s else '')
-    return '; then '.join(map(one, stages))
+def _in_words(stage):
+    "A stage of a training: its epochs, the form of the model and how many images it saw"
+    n, seen, form = stage['epochs'], stage.get('images_seen'), ''
+    if 'upscale' in stage: form = ' (upscale={upscale}, kernel_size={kernel_size})'.format(**stage)
+    return f"{n} epoch{'s'*(n > 1)}{form}" + (f', {seen:,} images' if seen else '')
 
 def model_card(name)->str: # Markdown
     "What a file of weights, or weights that come with the package, say about themselves"
     header, _ = read_weights(_weights_file(name))
     config = header.pop('config')
-    if 'stages' in header: header = {k: v for k, v in header.items() if k != 'epochs'} | {'stages': _in_words(header['stages'])}
-    facts = {**header, 'arguments': ', '.join(f'{k}={v}' for k, v in config.items() if k != 'name')}
-    rows = [f'| {k} | {f"{v:.4f}" if isinstance(v, float) else v} |' for k, v in facts.items() if v is not None]
-    return '\n'.join([f"`create_model({config['name']!r}, pretrained={str(name)!r})`", '', '| | |', '|---|---|', *rows])
+    if 'stages' in header:
+        header['stages'] = '; then '.join(map(_in_words, header['stages']))
+        header.pop('epochs', None)
+    arguments = ', '.join(f'{k}={v}' for k, v in config.items() if k != 'name')
+    rows = [f'| {k} | {f"{v:.4f}" if isinstance(v, float) else v} |'
+            for k, v in {**header, 'arguments': arguments}.items() if v is not None]
+    title = f"`create_model({config['name']!r}, pretrained={str(name)!r})`"
+    return '\n'.join([title, '', '| | |', '|---|---|', *rows])
 
 # %% ../nbs/11_core.ipynb #e9d360f6
 def adopt_weights(
@@ -323,8 +368,10 @@ def adopt_weights(
     "Give `model` the weights of `source`, with circular encodings stretched to its grid"
     state = source.state_dict()
     try: _stretch(model, source, state); model.load_state_dict(state)
-    except (AttributeError, RuntimeError) as e: raise ValueError(f'only the resolution may differ: {e}') from e
+    except (AttributeError, RuntimeError) as e:
+        raise ValueError(f'only the resolution may differ: {e}') from e
     return model
 
 # %% ../nbs/11_core.ipynb #443689a8
-document(*[f'harmformer.{o}' for o in 'fields filters conv magnitude stem tokens attention encoder model unet rivals'.split()], __name__)
+_below = 'fields filters conv magnitude stem tokens attention encoder model unet rivals'
+document(*[f'harmformer.{o}' for o in _below.split()], __name__)

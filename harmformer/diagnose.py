@@ -13,7 +13,6 @@ import pandas as pd
 from copy import deepcopy
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
-from matplotlib.colors import LogNorm
 from .docs import document
 from .fields import rotate_field, rotate_image
 from .tokens import to_field, to_tokens
@@ -62,16 +61,13 @@ class HEReport:
     def __init__(self, table, factor=1.5, tol=1e-3): self.table, self.factor, self.tol = table, factor, tol
 
     @property
-    def lost(self): return self.table[self.table.error > self.factor*self.table.floor + self.tol]
+    def allowed(self): return self.factor*self.table.floor + self.tol
+    @property
+    def lost(self): return self.table[self.table.error > self.allowed]
     @property
     def culprit(self):
-        "The first stage where error > factor·floor + tol, at any order and angle; None if there is none"
+        "The first stage whose error is more than allowed, at any order and angle; None if there is none"
         return self.lost.stage.iloc[0] if len(self.lost) else None
-
-    def grid(self, value='error', order=None):
-        "Stages × angles: `value` of one order, or of the worst"
-        t = self.table if order is None else self.table[self.table.order == order]
-        return t.groupby(['stage', 'angle'], sort=False)[value].max().unstack()
 
     def _repr_html_(self): return self.by_stage().to_html(float_format='{:.2g}'.format) + f'<p>culprit: {self.culprit}</p>'
     def __repr__(self): return self.by_stage().to_string(float_format='{:.2g}'.format) + f'\nculprit: {self.culprit}'
@@ -96,7 +92,7 @@ def _still(model):
     return model
 
 # %% ../nbs/15_diagnose.ipynb #09393cfc
-def _in_lab(): return 'JPY_SESSION_NAME' in os.environ # jupyter_server tells its kernels; who executes a notebook for a page does not
+def _in_lab(): return 'JPY_SESSION_NAME' in os.environ # set by jupyter_server, not by what executes notebooks for a page
 def _watched(): return _in_lab() or sys.stderr.isatty()
 
 # %% ../nbs/15_diagnose.ipynb #1c7a789b
@@ -134,30 +130,33 @@ def he_report(
     return HEReport(pd.DataFrame(rows, columns=['stage', 'order', 'angle', 'error', 'floor']))
 
 # %% ../nbs/15_diagnose.ipynb #4c5b7eac
-def _heat(ax, grid, title, **kw):
-    "One heat map: stages × angles"
-    im = ax.imshow(grid, aspect='auto', **kw)
+def _dots(ax, t, title, low=0):
+    "One panel: what is allowed as a grey bar per stage, and errors as dots, red where they are more than that"
+    stages = list(t.stage.unique())
+    rows = t.stage.map(stages.index)
+    ax.barh(range(len(stages)), t.groupby('stage', sort=False).allowed.max(), .8, low, color='.88')
+    ax.scatter(t.error.clip(lower=low), rows, s=14, c=np.where(t.error > t.allowed, 'C3', 'C2'), alpha=.7, lw=0)
+    ax.set_yticks(range(len(stages)), stages, fontsize=9)
     ax.set_title(title, fontsize=9)
-    ax.set_xticks(range(len(grid.columns)), [f'{a:g}' for a in grid.columns], fontsize=6)
-    ax.set_yticks(range(len(grid)), grid.index, fontsize=8)
-    ax.set_xlabel('degrees', fontsize=8)
-    return im
+    ax.tick_params(axis='x', labelsize=8)
+    ax.spines[['top', 'right']].set_visible(False)
 
 # %% ../nbs/15_diagnose.ipynb #26628908
 @patch
 def plot(self:HEReport, order=None):
-    "Heat maps over depth × angle: error, floor, and error in units of the floor; the culprit in red"
-    error, floor = self.grid('error', order), self.grid('floor', order)
-    fig, axs = plt.subplots(1, 3, figsize=(9.5, 1 + .22*max(len(error), 6)), dpi=80, sharey=True, layout='constrained')
+    "The errors of every stage at quarter turns and between them, beside what is allowed; the culprit in red"
+    t = self.table.assign(allowed=self.allowed)
+    if order is not None: t = t[t.order == order]
+    exact, between = t[(t.angle % 90 == 0) & (t.angle % 360 != 0)], t[t.angle % 90 != 0]
+    fig, axs = plt.subplots(1, 2, figsize=(7.5, .8 + .23*max(t.stage.nunique(), 4)), sharey=True, layout='constrained')
     plt.close(fig)
-    for ax, g, title in zip(axs, (error, floor), ('HE error', 'floor')):
-        im = _heat(ax, g.clip(lower=1e-3), title, norm=LogNorm(1e-3, 1), cmap='magma')
-    fig.colorbar(im, ax=axs[1])
-    ratio = (error - self.tol).clip(lower=0)/floor.where(floor > 0, self.tol)
-    fig.colorbar(_heat(axs[2], ratio, 'error / floor', vmin=0, vmax=2*self.factor, cmap='coolwarm'), ax=axs[2])
+    if len(exact): _dots(axs[0], exact, 'HE error at quarter turns', 1e-8)
+    if len(between): _dots(axs[1], between, 'between them')
+    axs[0].set(xscale='log', xlim=(1e-8, 4))
+    axs[0].invert_yaxis()
     for label in axs[0].get_yticklabels():
-        if label.get_text() == self.culprit: label.set(color='r', weight='bold')
-    fig.suptitle(f'culprit: {self.culprit}' if self.culprit else 'every stage turns along', fontsize=10)
+        if label.get_text() == self.culprit: label.set(color='C3', weight='bold')
+    fig.suptitle(f'culprit: {self.culprit}' if self.culprit else 'no culprit: every stage is equivariant', fontsize=10)
     return fig
 
 # %% ../nbs/15_diagnose.ipynb #ddb761e9

@@ -12,9 +12,12 @@ def _comment(lines, row):
     return comment and ': ' + comment
 
 
+def _kind(arg): return ast.unparse(arg.annotation) if arg.annotation else ''
+
+
 def _argument(arg, default, stars=''):
     "An argument as `name (type = default)`."
-    kind = ast.unparse(arg.annotation) if arg.annotation else ''
+    kind = _kind(arg)
     more = kind if default is None else f'{kind} = {ast.unparse(default)}'.strip()
     return stars + arg.arg + (f' ({more})' if more else '')
 
@@ -43,7 +46,7 @@ def _docs(node, lines):
 def _object(module, node):
     "What a top-level definition made: a name of the module, or with fastcore's `patch` a method of a class."
     patched = isinstance(node, ast.FunctionDef) and any(isinstance(o, ast.Name) and o.id == 'patch' for o in node.decorator_list)
-    return getattr(getattr(module, ast.unparse(node.args.args[0].annotation)) if patched else module, node.name)
+    return getattr(getattr(module, _kind(node.args.args[0])) if patched else module, node.name)
 
 
 def document(
@@ -51,8 +54,8 @@ def document(
 ):
     "Add to the docstrings of modules what the comments beside the arguments of their functions and classes say"
     for module in map(sys.modules.get, names):
-        if not getattr(module, '__file__', None): continue   # a notebook
-        source = Path(module.__file__).read_text(encoding='utf-8')
+        if not (file := getattr(module, '__file__', None)): continue   # a notebook
+        source = Path(file).read_text(encoding='utf-8')
         for node in ast.parse(source).body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith('_'): continue
             obj = _object(module, node)

@@ -30,22 +30,23 @@ def right_by_angle(
     bs:int=100,
 )->dict:              # {angle: (n,) bool}
     "Which images of `dataset` are recognised when all are rotated by each of `angles`"
-    model = getattr(model, 'model', model)
-    data = dataset if n is None or n >= len(dataset) else dataset.subset(torch.linspace(0, len(dataset)-1, n).long())
+    model, data = getattr(model, 'model', model), dataset
+    if n and n < len(data): data = data.subset(torch.linspace(0, len(data)-1, n).long())
     device, training = next(model.parameters()).device, model.training
     def right(a):
         turned = data.turned([a]*len(data))
-        xs, ys = zip(*[turned.batch(i.tolist()) for i in torch.arange(len(data)).split(bs)])
-        return torch.cat([model(x.to(device)).argmax(1).cpu() == y for x, y in zip(xs, ys)])
+        batches = [turned.batch(i.tolist()) for i in torch.arange(len(data)).split(bs)]
+        return torch.cat([model(x.to(device)).argmax(1).cpu() == y for x, y in batches])
     model.eval()
     res = {a: right(a) for a in angles}
     model.train(training)
     return res
 
 # %% ../nbs/14_evaluate.ipynb #5b1d90aa
-def accuracy_by_angle(model, dataset, angles, n:int=None, bs:int=100)->dict: # {angle: share of right answers}
+def accuracy_by_angle(model, dataset, angles, n:int=None, bs:int=100)->dict: # {angle: share}
     "Accuracy on `dataset` rotated by each of `angles`; arguments as for `right_by_angle`"
-    return {a: r.double().mean().item() for a, r in right_by_angle(model, dataset, angles, n, bs).items()}
+    right = right_by_angle(model, dataset, angles, n, bs)
+    return {a: r.double().mean().item() for a, r in right.items()}
 
 # %% ../nbs/14_evaluate.ipynb #5b1d90ac
 def rotation_consistency(
@@ -64,25 +65,28 @@ def wilson(
 
 # %% ../nbs/14_evaluate.ipynb #848f15f0
 def newcombe(p, n:int, q, k:int)->tuple: # (low, high)
-    "Newcombe's 95 % interval of the difference p − q of shares found in n and in k trials, from Wilson's of each"
+    "Newcombe's 95 % interval of the difference p − q of shares found in n and in k trials"
     (l, u), (a, b) = wilson(p, n), wilson(q, k)
     return p - q - math.hypot(p - l, b - q), p - q + math.hypot(u - p, q - a)
 
 # %% ../nbs/14_evaluate.ipynb #a9523633
+def _percent(v, interval): return '{:.1f} [{:.1f}, {:.1f}]'.format(*[100*o for o in (v, *interval)])
+
 def stability_table(
     by_angle:dict,     # {model: {angle: accuracy}}, from accuracy_by_angle
     n:int,             # images
     angles=(0, 45),    # without and with interpolation, as in the paper
 )->pd.DataFrame:
-    "The paper's stability table: accuracy at two angles and their difference, each in percent with its 95 % interval"
-    def told(v, interval): return '{:.1f} [{:.1f}, {:.1f}]'.format(*[100*o for o in (v, *interval)])
-    def row(acc):
+    "The paper's stability table: two angles and their difference in percent, with 95 % intervals"
+    rows = {}
+    for name, acc in by_angle.items():
         p, q = [acc[a] for a in angles]
-        return told(p, wilson(p, n)), told(q, wilson(q, n)), told(p - q, newcombe(p, n, q, n))
-    return pd.DataFrame([row(acc) for acc in by_angle.values()], index=list(by_angle), columns=[*[f'{a}°' for a in angles], 'Δ'])
+        rows[name] = [_percent(p, wilson(p, n)), _percent(q, wilson(q, n)),
+                      _percent(p - q, newcombe(p, n, q, n))]
+    return pd.DataFrame(rows, index=[*[f'{a}°' for a in angles], 'Δ']).T
 
 # %% ../nbs/14_evaluate.ipynb #2f2171ff
-COLOURS = ('C2', 'C1', 'C3', 'C0') # of models in a plot: ours is green and first, a plain network orange
+COLOURS = ('C2', 'C1', 'C3', 'C0') # of models: ours is green and first, a plain network orange
 
 def plot_polar(
     by_angle:dict, # {model: {angle: accuracy}}
@@ -91,8 +95,9 @@ def plot_polar(
 ):
     "The paper's stability figure: the direction is the angle of the image, the radius the accuracy"
     rmins = rmin if isinstance(rmin, (tuple, list)) else (rmin,)
-    fig, axs = plt.subplots(1, len(rmins), figsize=(5, 4.4) if len(rmins) == 1 else (4*len(rmins), 3.6), dpi=80,
-                            layout='constrained', squeeze=False, subplot_kw=dict(projection='polar'))
+    size = (5, 4.4) if len(rmins) == 1 else (4*len(rmins), 3.6)
+    fig, axs = plt.subplots(1, len(rmins), figsize=size, dpi=80, layout='constrained',
+                            squeeze=False, subplot_kw=dict(projection='polar'))
     plt.close(fig)
     for ax, low in zip(axs[0], rmins):
         for (name, acc), c in zip(by_angle.items(), cycle(COLOURS)):
@@ -102,7 +107,7 @@ def plot_polar(
             if n: ax.fill_between(t, *zip(*[wilson(o, n) for o in r]), color=c, alpha=.25, lw=0)
         ax.set_rlim(low, 1)
         ax.set_rlabel_position(112)   # where few lines pass
-    ax.legend(loc='lower right', bbox_to_anchor=(1.2, -.12))
+    axs[0, -1].legend(loc='lower right', bbox_to_anchor=(1.2, -.12))
     return fig
 
 # %% ../nbs/14_evaluate.ipynb #08a75039
@@ -113,9 +118,9 @@ def map_scores_at(model, items, degrees=(0, 45, 90))->dict:
 
 # %% ../nbs/14_evaluate.ipynb #92a163ae
 def judged_photos(dls):
-    "The images that a segmentation is judged on: the test set where its masks are there, otherwise the held-out ones; None for classifiers"
+    "The images that a segmentation is judged on; None for classifiers"
     known = dls.test_images and all(o['mask'] is not None for o in dls.test_images)
-    return dls.test_images if known else dls.images
+    return dls.test_images if known else dls.images   # the held-out ones where masks are secret
 
 # %% ../nbs/14_evaluate.ipynb #aed38424
 def final_scores(
@@ -123,7 +128,7 @@ def final_scores(
     angles=(0, 45),   # degrees, of a classifier
     n:int=10_000,     # at most so many images at these angles
 )->dict:
-    "On the test set, each image by its own angle, and at fixed angles; of a segmentation, on whole images"
+    "On the test set, each image by its own angle, and at fixed angles; maps: on whole images"
     if dls.images: return map_scores_at(model, judged_photos(dls))
     fixed = accuracy_by_angle(model, (dls.upright or dls.test).dataset, angles, n=n)
     return {'turned': accuracy_on(model, dls.test), **{f'at_{a}': v for a, v in fixed.items()}}
@@ -131,40 +136,47 @@ def final_scores(
 # %% ../nbs/14_evaluate.ipynb #16d5381e
 NICE = dict(cnn='plain CNN', vit='plain ViT', unet='plain U-Net')
 
-def nice(name)->str:
+def nice(name:str)->str:
     "What a model is called in tables: plain CNN, ..."
     return NICE.get(name, name)
 
 def _name(model): return 'Harmformer' if model.startswith('harmformer') else nice(model)
-def _of(rows, title): return rows[rows.title.str.startswith(title)]
+def _of(rows, title)->pd.DataFrame: return rows.loc[rows.title.str.startswith(title)]
 
 # %% ../nbs/14_evaluate.ipynb #55fe7682
 def read_rows(file)->pd.DataFrame:
-    "The rows that `harmformer_eval --csv` wrote. A commit is a name, also where it looks like a number (1061e09)"
-    return pd.read_csv(file, dtype=dict(commit=str))
+    "The rows that `harmformer_eval --csv` wrote; a commit is a name, also one like 1061e09"
+    return pd.read_csv(file, dtype={'commit': str})
 
 def paper_figures(title:str, folder='results')->pd.DataFrame:
-    "The paper's figures on a benchmark: error of the best run, average and spread, accuracy at 0° and 45° in per cent; area under ROC"
-    return _of(pd.read_csv(Path(folder)/'paper.csv', dtype=dict(params=str)), title).set_index('model', drop=False)
+    "The paper's figures: error of the best run, average, accuracy at 0° and 45° in per cent, AUC"
+    rows = pd.read_csv(Path(folder)/'paper.csv', dtype={'params': str})
+    return _of(rows, title).set_index('model', drop=False)
 
 # %% ../nbs/14_evaluate.ipynb #a533c008
 def our_runs(title:str, folder='results')->pd.DataFrame:
     "Our runs on a benchmark as `harmformer_eval --csv` left them, with errors in per cent"
     rows = _of(read_rows(Path(folder)/'runs.csv'), title)
-    errors = {f'error{k}': 100*(1 - rows[f'test_{v}']) for k, v in {'': 'turned', '_0': 'at_0', '_45': 'at_45'}.items()}
+    ends = {'': 'turned', '_0': 'at_0', '_45': 'at_45'}
+    errors = {f'error{k}': 100*(1 - rows[f'test_{v}']) for k, v in ends.items()}
     whole = {k: rows[k].astype('Int64') for k in ('images_seen', 'seconds', 'epochs')}
-    return rows.assign(name=rows.model.map(_name), minutes=(rows.seconds/60).round().astype('Int64'),
+    minutes = (rows.seconds/60).round().astype('Int64')
+    return rows.assign(name=rows.model.map(_name), minutes=minutes,
                        valid_error=100*(1 - rows.turned), **errors, **whole)
 
 # %% ../nbs/14_evaluate.ipynb #55843dd7
 def beside_paper(title:str, folder='results')->pd.DataFrame:
     "Test errors of a benchmark in per cent, the paper's and ours, the best first"
     paper, ours = paper_figures(title, folder), our_runs(title, folder)
-    average = paper.dropna(subset='average').assign(where='paper, average', error=lambda o: o.average, cost='')
-    cost = [f'{o.images_seen:,} images, {o.minutes} min, seed {o.seed}' for o in ours.itertuples()]
-    here = ours.assign(model=ours.name, where='here', cost=cost, params=ours.params.map('{:,}'.format))
-    table = pd.concat([paper.assign(where='paper, best run', cost=''), average, here])
-    return table.sort_values('error', kind='stable')[['model', 'where', 'params', 'error', 'cost']].fillna('').set_index('model')
+    best, average = paper.assign(where='paper, best run', cost=''), paper.dropna(subset='average')
+    average = average.assign(where='paper, average', error=average.average, cost='')
+    cost = [f'{n:,} images, {minutes} min, seed {seed}'
+            for n, minutes, seed in zip(ours.images_seen, ours.minutes, ours.seed)]
+    params = ours.params.map('{:,}'.format)
+    table = pd.concat([best, average,
+                       ours.assign(model=ours.name, where='here', cost=cost, params=params)])
+    table = table.sort_values('error', kind='stable').set_index('model')
+    return table.filter(['where', 'params', 'error', 'cost']).fillna('')
 
 # %% ../nbs/14_evaluate.ipynb #e596d955
 def error_bars(title:str, folder='results'):
@@ -172,51 +184,62 @@ def error_bars(title:str, folder='results'):
     table = beside_paper(title, folder).reset_index()
     fig, ax = plt.subplots(figsize=(6.4, .6 + .26*len(table)), dpi=80, layout='constrained')
     plt.close(fig)
-    colour = ['.75' if o['where'] != 'here' else 'C2' if o.model == 'Harmformer' else 'C1' for _, o in table.iterrows()]
+    colour = ['.75' if where != 'here' else 'C2' if model == 'Harmformer' else 'C1'
+              for where, model in zip(table['where'], table.model)]
     bars = ax.barh(table.index, table.error, color=colour)
     ax.bar_label(bars, table.error.map(' {:.2f}'.format), fontsize=8)
-    names = table.model + ' (' + table['where'] + table.cost.str.extract('(.*images)', expand=False).radd(', ').fillna('') + ')'
-    ax.set(yticks=table.index, yticklabels=names, xlabel='test error, %'); ax.invert_yaxis(); ax.spines[['top', 'right']].set_visible(False)
+    seen = table.cost.str.extract('(.*images)', expand=False).radd(', ').fillna('')
+    ax.set(yticks=table.index, yticklabels=table.model + ' (' + table['where'] + seen + ')',
+           xlabel='test error, %')
+    ax.invert_yaxis(); ax.spines[['top', 'right']].set_visible(False)
     return fig
 
 # %% ../nbs/14_evaluate.ipynb #c6c45865
 def stability_beside_paper(title:str, folder='results')->pd.DataFrame:
     "Accuracy in per cent upright, turned by 45°, and the difference: the paper's Table 7 and ours"
     paper, ours = paper_figures(title, folder).dropna(subset='at_0'), our_runs(title, folder)
-    here = pd.DataFrame(dict(model=ours.name, at_0=100 - ours.error_0, at_45=100 - ours.error_45, where='here'))
+    here = pd.DataFrame(dict(model=ours.name, at_0=100 - ours.error_0, at_45=100 - ours.error_45,
+                             where='here'))
     table = pd.concat([paper[['model', 'at_0', 'at_45']].assign(where='paper'), here])
-    return table.assign(Δ=table.at_0 - table.at_45).rename(columns=dict(at_0='0°', at_45='45°')).set_index(['model', 'where'])
+    table = table.assign(Δ=table.at_0 - table.at_45).set_index(['model', 'where'])
+    return table.rename(columns=dict(at_0='0°', at_45='45°'))
 
 # %% ../nbs/14_evaluate.ipynb #7db5a26e
 def angle_plot(title:str, folder='results', only=None, **kwargs):
-    "Accuracy against the angle of the test images, as `benchmarks/angles.py` measured it, of all models or `only` one"
+    "Accuracy against angle as `benchmarks/angles.py` measured it, of all models or `only` one"
     rows = _of(pd.read_csv(Path(folder)/'angles.csv'), title)
-    rows = rows[rows.model == only] if only else rows
-    curves = {_name(n): dict(zip(o.angle, o.accuracy)) for n, o in rows.groupby('model', sort=False)}
+    if only: rows = rows.loc[rows.model == only]
+    models = rows.groupby('model', sort=False)
+    curves = {_name(n): dict(zip(o.angle, o.accuracy)) for n, o in models}
     return plot_polar(curves, n=rows.samples.iloc[0], **kwargs)
 
 # %% ../nbs/14_evaluate.ipynb #4dba40d7
 def _front_row(title, ours, paper, plain, run):
-    return f'| {title} | **{ours}** | {paper} | {plain} | {int(run.images_seen):,} images, {run.seconds/60:.0f} min |'
+    spent = f'{int(run.images_seen):,} images, {run.seconds/60:.0f} min'
+    return f'| {title} | **{ours}** | {paper} | {plain} | {spent} |'
 
 def _front_errors(title, folder):
     "A row of the front page: the longest run of Harmformer on a benchmark, and the plain networks"
-    runs = our_runs(title, folder).dropna(subset='seconds').sort_values('images_seen', ascending=False)  # a run's last stage
+    runs = our_runs(title, folder).dropna(subset='seconds')         # a run's last stage
+    runs = runs.sort_values('images_seen', ascending=False)
     ours, plain = runs[runs.name == 'Harmformer'].iloc[0], runs[runs.name != 'Harmformer']
     paper = paper_figures(title.split(' (')[0], folder)
     average = ''.join(paper[paper.model == 'Harmformer'].average.map('{:.2f} %'.format))
-    return _front_row(title, f'{ours.error:.2f} %', average, ', '.join(f'{o.error:.1f} % ({o["name"]})' for _, o in plain.iterrows()), ours)
+    theirs = ', '.join(f'{error:.1f} % ({name})' for error, name in zip(plain['error'], plain['name']))
+    return _front_row(title, f'{ours.error:.2f} %', average, theirs, ours)
 
 # %% ../nbs/14_evaluate.ipynb #10fd5f67
 def front_table(folder='results')->str: # Markdown
     "The front page's table"
-    lines = ['| benchmark | Harmformer, here | in the paper | plain network, here | our training |', '|---|---|---|---|---|']
-    lines += [_front_errors(title, folder) for title in read_rows(Path(folder)/'runs.csv').title.unique()]
+    head = 'benchmark', 'Harmformer, here', 'in the paper', 'plain network, here', 'our training'
+    titles = read_rows(Path(folder)/'runs.csv').title.unique()
     drive = read_rows(Path(folder)/'drive.csv').set_index('model')
-    ours, plain, paper = drive.loc['harmformer_unet'], drive.loc['unet'], paper_figures('DRIVE', folder).auc.iloc[0]
-    lines.append(_front_row(f'{ours.title}: area under the ROC curve', f'{ours.test_auc:.4f}', f'{paper:.4f}',
-                            f'{plain.test_auc:.4f} (plain U-Net)', ours))
-    return '\n'.join(lines)
+    ours, plain = drive.loc['harmformer_unet'], drive.loc['unet']
+    maps = _front_row(f'{ours.title}: area under the ROC curve', f'{ours.test_auc:.4f}',
+                      f"{paper_figures('DRIVE', folder).auc.iloc[0]:.4f}",
+                      f'{plain.test_auc:.4f} (plain U-Net)', ours)
+    rows = [_front_errors(title, folder) for title in titles]
+    return '\n'.join([f"| {' | '.join(head)} |", '|---'*5 + '|', *rows, maps])
 
 # %% ../nbs/14_evaluate.ipynb #a0c89cf8
 document(__name__) # what the comments beside arguments say becomes part of docstrings

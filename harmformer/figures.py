@@ -14,7 +14,7 @@ def _few_colours(image):
     "The image with a palette of 256 colours where that cannot be seen, which is the case for curves; otherwise with 32 levels of red, green and blue."
     old = np.asarray(image, dtype=float)
     palette = image.quantize(256, kmeans=1, dither=Image.Dither.NONE)
-    if np.quantile(abs(np.asarray(palette.convert('RGB')) - old).max(-1), .999) < 8: return palette
+    if np.quantile(abs(np.asarray(palette.convert('RGB')) - old).max(-1), .99) < 8: return palette
     return Image.fromarray(((old*31/255).round()*255/31).round().astype('uint8'))
 
 

@@ -147,7 +147,8 @@ def _cifar_bytes():
     folder = 'cifar-10-batches-bin'
     if find_file(f'{folder}/test_batch.bin'):
         return {name: get_file(f'{folder}/{name}', md5, []).read_bytes() for name, md5 in _CIFAR.items()}
-    with tarfile.open(get_file(*_CIFAR_TAR)) as tar: return {name: tar.extractfile(f'{folder}/{name}').read() for name in _CIFAR}
+    with tarfile.open(get_file(*_CIFAR_TAR)) as tar:
+        return {name: f.read() for name in _CIFAR if (f := tar.extractfile(f'{folder}/{name}'))}
 
 
 def read_cifar():
@@ -191,8 +192,10 @@ def _h5(path, key, n, shape):
     "The first `n` entries, each of this shape, of a data set in an HDF5 file"
     try:
         with h5py.File(path) as f:
-            if f[key].shape[1:] != shape: raise ValueError(f'{key} has the shape {f[key].shape}')
-            return torch.from_numpy(f[key][:n])
+            data = f[key]
+            if not isinstance(data, h5py.Dataset) or data.shape[1:] != shape:
+                raise ValueError(f'{key} has the shape {getattr(data, "shape", None)}')
+            return torch.from_numpy(data[:n])
     except Exception as e:  # a damaged file can fail in any way
         why = ' '.join(str(e).split())[:150] or type(e).__name__
         raise DataError(f'{path} is truncated, corrupt or no file of PCam ({why}). Delete it and run again to download it '
@@ -234,7 +237,8 @@ def open_picture(path, size=None, colour=True):
         needs = ' Every image needs a mask of its vessels in 1st_manual and of its field of view in mask.' if size else ''
         raise DataError(f'{path} is missing.' + needs) from e
     except Image.DecompressionBombError as e:
-        raise DataError(f'{path} claims to have more than {2*Image.MAX_IMAGE_PIXELS:,} pixels. Cut it into parts, or scale it down.') from e
+        most = 2*(Image.MAX_IMAGE_PIXELS or 0)
+        raise DataError(f'{path} claims to have more than {most:,} pixels. Cut it into parts, or scale it down.') from e
     except Exception as e:  # a damaged picture can fail in any way
         why = ' '.join(str(e).split())[:150] or type(e).__name__
         raise DataError(f'{path} is truncated or no image ({why}). Put a good copy in its place.') from e

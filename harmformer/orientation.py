@@ -17,7 +17,7 @@ def relative_angle(
     stage:str=None,      # where to read the phase; None: the end of the stem
     coherence:bool=False,# also how well the channels agree, in [0, 1]
 ):                       # (b,) degrees in (−180, 180], counter-clockwise from a to b
-    "By how much has the object turned from view `a` to view `b`? From phases alone"
+    "By how many degrees the object has rotated from view `a` to view `b`, from phases alone"
     def pooled(x): return (model.stem(x) if stage is None else model.fields(x)[stage]).mean((-2, -1)) # (b, m, c)
     used = [i for i, m in enumerate(model.orders) if abs(m) == 1]
     if not used: raise ValueError(f'the angle is in the phases of orders 1 and -1, but the model has only {model.orders}')

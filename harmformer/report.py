@@ -4,6 +4,7 @@ __all__ = ['run_report', 'read_json', 'append_row', 'eval_row', 'in_words']
 
 import base64, html, io, json, time
 from pathlib import Path
+from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
@@ -20,7 +21,7 @@ MEANS = dict(turned='each by its own angle', at_0='0°', at_45='45°', auc='area
 TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='accuracy (dashed: upright, solid: turned)')
 
 
-def _figure(rows=1, cols=1, size=(6, 3), **kw): return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
+def _figure(rows=1, cols=1, size=(6, 3), **kw)->Any: return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
 
 
 def loss_curves(logs):

@@ -104,22 +104,20 @@ def _todo(path, config):
 
 
 def _train_one(dls, path, settings, seed, resume, provenance):
-    "Train one model into the folder `path`, or finish it, if so in two stages; its best weights by validation, in the first process"
+    "Train one model into the folder `path`, or finish it, if so in two stages; with its best weights by validation"
     if rank_distrib() == 0: check_room(path)
     s, source = dict(settings), None
     if small := s.pop('small', 0):
-        source = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, seed, resume, provenance)
-        source, s['lr'] = from_first(lambda: source.cpu()), s['lr']/2
+        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, seed, resume, provenance), s['lr']/2
         provenance = {**provenance, **{k: source.provenance[k] for k in ('images_seen', 'seconds', 'stages')}}
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
     learn = harmformer_learner(dls, lr=train['lr'], **{k: v for k, v in s.items() if k != 'bs'})
-    if source: adopt_weights(learn.model, source)
+    if source: adopt_weights(learn.model, source.cpu())
     _announce(learn, s, train['epochs'])
     fit(learn, **train, path=path, seed=seed, resume=resume, provenance=provenance)
-    first = rank_distrib() == 0
-    if learn.stopped: raise Stopped(f'Stopped and saved in {path}. To go on: the same command with --resume.' if first else '')
-    return load_model(path/'best.safetensors').to(dls.device) if first else None
+    if learn.stopped: raise Stopped('' if rank_distrib() else f'Stopped and saved in {path}. To go on: the same command with --resume.')
+    return from_first(lambda: load_model(path/'best.safetensors')).to(dls.device)
 
 
 def _announce(learn, settings, epochs):
@@ -131,7 +129,7 @@ def _announce(learn, settings, epochs):
           f"{epochs} epochs of {steps} steps: about {needs} here.", flush=True)
 
 
-def _judge(models, dls, path, config):
+def _judge(models, dls, path, config)->dict:
     "What results.json holds: scores of all models on the test set, accuracy by angle, and the result in a sentence"
     rows = [dict(model=n, params=count_params(m), **final_scores(m, dls), seconds=round(m.provenance['seconds']),
                  folder=str(_todo(path, config)[n][0].relative_to(path))) for n, m in models.items()]

@@ -37,12 +37,12 @@ def brightest(model, image)->complex: # x + iy, in units of half the shorter sid
 def turned_view(
     model,              # a Harmformer with an encoder, in eval mode
     image:torch.Tensor, # (c, h, w), upright
-    degrees:float,      # turn it by this
+    degrees:float,      # to rotate it by
     query:complex,      # the point whose attention is shown: x + iy on the upright image, in units of half the shorter side
     stage:str='pool 1', channel:int=0, # of the field
     block:int=-1,       # encoder block of the attention, mean over its heads
 )->dict:                # degrees, image (c, h, w), query, field (m, h', w'), attention (h'', w''), probs
-    "What the model sees when the image is turned"
+    "What the model sees when the image is rotated"
     x, q = rotate_image(image[None], degrees), query*phase_shift(1, degrees)
     fields, A = model.fields(x), model.attention(x)[block]
     A = (A[0] if isinstance(A, dict) else A)[0].abs().mean(0)
@@ -52,7 +52,7 @@ def turned_view(
 
 # %% ../nbs/16_see.ipynb #e2028bd7
 def follows(a, b, degrees)->float:
-    "Correlation of the map b (h, w), turned back by `degrees`, with the upright map a"
+    "Correlation of the map b (h, w), rotated back by `degrees`, with the upright map a"
     inside = disc(*a.shape, device=a.device)
     return torch.corrcoef(torch.stack([a[inside], rotate_image(b, -degrees)[inside]]))[0, 1].item()
 
@@ -76,24 +76,21 @@ def turning_figure(
     query:complex=None,               # None: the brightest token
     **kwargs,                         # stage, channel, block of turned_view
 ):
-    "Figure 1: the image, its field in each order, magnitude and attention turned back, with their correlation to the first column"
+    "Figure 1: image, field and attention at each angle; below, magnitude and attention rotated back, with their correlation to upright"
     query = brightest(model, image) if query is None else query
     views, m1 = [turned_view(model, image, a, query, **kwargs) for a in angles], model.orders.index(max(model.orders))
-    fig, axs = _canvas(len(model.orders) + 4, len(angles), .95, wheel=True)
     first = turned_view(model, image, 0, query, **kwargs)
-    fmax, amax = first['field'].abs().amax((1, 2)), first['attention'].max()
-    names = ['image', *[f'm = {m}' for m in model.orders], f'|m = {model.orders[m1]}|, back', 'attention', 'attention, back']
-    for ax, name in zip(axs[:, 0], names): ax.set_ylabel(name, fontsize=7)
+    top, fmax, amax = first['field'][m1].abs(), first['field'].abs().amax((1, 2)), first['attention'].max()
+    fig, axs = _canvas(len(model.orders) + 4, len(angles), 1.15, wheel=True)
+    names = ['image', *[f'order {m}' for m in model.orders], 'attention', f'rotated back:\n|order {model.orders[m1]}|', 'rotated back:\nattention']
+    for ax, name in zip(axs[:, 0], names): ax.set_ylabel(name, fontsize=8)
     for col, v in zip(axs.T, views):
-        a, mag = v['degrees'], v['field'][m1].abs()
+        a, mag, A = v['degrees'], v['field'][m1].abs(), v['attention']
         _mark(col[0], v)
-        col[0].set_title(f'{a:g}°', fontsize=8)
-        for ax, z, top in zip(col[1:], v['field'], fmax): _panel(ax, z, top)
-        _warm(col[-3], rotate_image(mag, -a), fmax[m1])
-        _warm(col[-2], v['attention'], amax)
-        _warm(col[-1], rotate_image(v['attention'], -a), amax)
-        col[-3].set_title(f"r = {follows(first['field'][m1].abs(), mag, a):.3f}", fontsize=7, pad=2)
-        col[-1].set_title(f"r = {follows(first['attention'], v['attention'], a):.3f}", fontsize=7, pad=2)
+        col[0].set_title(f'{a:g}°', fontsize=9)
+        for ax, z, most in zip(col[1:], v['field'], fmax): _panel(ax, z, most)
+        for ax, z, most in zip(col[-3:], (A, rotate_image(mag, -a), rotate_image(A, -a)), (amax, fmax[m1], amax)): _warm(ax, z, most)
+        for ax, z, upright in zip(col[-2:], (mag, A), (top, first['attention'])): ax.set_title(f'r = {follows(upright, z, a):.2f}', fontsize=8, pad=2)
     return fig
 
 # %% ../nbs/16_see.ipynb #a12e7700
@@ -119,7 +116,7 @@ def turning_animation(
     query:complex=None, colors:int=96,
     **kwargs,             # stage, channel, block of turned_view
 )->Path:                  # of the file
-    "Write a GIF of an image that turns once, with its field and the attention of one point"
+    "Write a GIF of an image that rotates once, with its field and the attention of one point"
     query = brightest(model, image) if query is None else query
     views = [turned_view(model, image, a, query, **kwargs) for a in np.arange(0, 360, step).tolist()]
     fmax, amax = views[0]['field'].abs().amax((1, 2)), views[0]['attention'].max()
@@ -132,16 +129,17 @@ def turning_animation(
 
 # %% ../nbs/16_see.ipynb #026e22d1
 def view_figure(model, view, vocab=None):
-    "A turned view as one row: image, field, attention, and the probabilities of the classes"
-    fig, axs = _canvas(1, len(view['field']) + 3, 1.5, wheel=True)
+    "A view as one row: image, field, attention, and the probabilities of the classes"
+    fig, axs = _canvas(1, len(view['field']) + 3, 1.25, wheel=True)
+    fig.set_figheight(1.6) # room for titles and classes
     _mark(axs[0, 0], view)
-    for ax, m, z in zip(axs[0, 1:], model.orders, view['field']): _panel(ax, z, z.abs().max(), f'm = {m}')
+    for ax, m, z in zip(axs[0, 1:], model.orders, view['field']): _panel(ax, z, z.abs().max(), f'order {m}')
     _warm(axs[0, -2], view['attention'], view['attention'].max())
     probs = view['probs'].cpu()
     vocab = list(range(len(probs))) if vocab is None else vocab
     axs[0, -1].bar(range(len(probs)), probs, color=['C2' if p == probs.max() else 'C7' for p in probs])
     axs[0, -1].set(ylim=(0, 1), yticks=[], xticks=range(len(probs)))
-    axs[0, -1].tick_params(labelsize=6)
+    axs[0, -1].tick_params(labelsize=8)
     titles = {0: f"{view['degrees']:g}°", -2: 'attention', -1: f'class {vocab[probs.argmax().item()]}'}
     for i, s in titles.items(): axs[0, i].set_title(s, fontsize=8)
     return fig
@@ -154,7 +152,7 @@ def explore(
     live:bool=None,          # slider or picture; None: a slider in JupyterLab, where ipywidgets is installed
     **kwargs,                # stage, channel, block of turned_view
 ):
-    "A slider that turns the image, and what the model sees and says; a picture where there is nobody to move it"
+    "A slider that rotates the image, and what the model computes and answers; elsewhere than in JupyterLab a picture"
     query = brightest(model, image) if query is None else query
     def draw(degrees): return view_figure(model, turned_view(model, image, degrees, query, **kwargs), vocab)
     try:

@@ -1,10 +1,11 @@
 """Pictures of any size: maps by tiles, their scores and pictures; classes. What a map is worth is told in 14_evaluate."""
 
-__all__ = ['tile_starts', 'segment', 'segment_bands', 'segmentation_scores', 'score_images', 'show_maps', 'show_turning_maps', 'map_picture',
-           'save_maps', 'classify_batches', 'classify_pictures']
+__all__ = ['tile_starts', 'segment', 'segment_bands', 'segmentation_scores', 'score_images', 'show_maps', 'show_turning_maps',
+           'map_picture', 'save_maps', 'classify_batches', 'classify_pictures']
 
 import math
 from pathlib import Path
+from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np, pandas as pd
 import torch
@@ -46,7 +47,8 @@ def segment_bands(
     bs:int=16,        # tiles at a time
 ):
     "Yield probabilities (out, rows, w) from top to bottom, with no more than one row of tiles in memory as floats"
-    (h, w), p, training, total = image.shape[-2:], next(model.parameters()), model.training, None
+    (h, w), p, training = image.shape[-2:], next(model.parameters()), model.training
+    total = weight = p.new_zeros(())                    # until the number of maps is known
     image = _at_least(image, size)
     rows, cols = [tile_starts(n, size, overlap) for n in image.shape[-2:]]
     fade = torch.sin(math.pi*(torch.arange(size, device=p.device, dtype=p.dtype) + .5)/size)**2 + 1e-3
@@ -56,7 +58,7 @@ def segment_bands(
         band = image[:, top:top+size].to(p)/(255 if image.dtype == torch.uint8 else 1)
         for some in (cols[k:k+bs] for k in range(0, len(cols), bs)):
             for j, o in zip(some, model(torch.stack([band[..., j:j+size] for j in some])).sigmoid()):
-                if total is None: total, weight = o.new_zeros(len(o), *band.shape[1:]), o.new_zeros(band.shape[1:])
+                if not total.ndim: total, weight = o.new_zeros(len(o), *band.shape[1:]), o.new_zeros(band.shape[1:])
                 total[..., j:j+size] += o*window
                 weight[:, j:j+size] += window
         n = below - top                                 # rows that no further tile touches
@@ -154,7 +156,8 @@ def map_picture(model, picture, threshold:float=.5, overlap:float=.5, progress:b
     size, (h, w) = model.img_size[0] if hasattr(model, 'img_size') else 64, picture.shape[:2]
     found = dict(prob=np.empty((h, w), np.uint8), mask=np.empty((h, w), np.uint8), overlay=np.array(picture))
     bands, top = segment_bands(model, torch.from_numpy(picture).permute(2, 0, 1), size, overlap), 0
-    for p, *_ in progress_bar(bands, total=len(tile_starts(h, size, overlap))) if progress else bands:
+    shown:Any = progress_bar(bands, total=len(tile_starts(h, size, overlap))) if progress else bands
+    for p, *_ in shown:
         if not p.isfinite().all(): raise ValueError('the weights give no finite probabilities for this picture: get them again')
         rows, p = slice(top, top + len(p)), p.cpu().numpy()
         found['prob'][rows], found['mask'][rows] = (p*255).round(), 255*(p > threshold)

@@ -1,4 +1,4 @@
-"""What a run asks of the machine: files that are whole or not there, the same random numbers everywhere, memory, other processes, the commit."""
+"""What a run asks of the machine: files that are whole or not there, the same random numbers everywhere, memory, processes, the commit."""
 
 __all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors', 'random_stream',
            'reuse_memory', 'start_processes', 'from_first', 'first_before_others', 'commit']
@@ -138,7 +138,7 @@ def _together(): return dist.is_available() and dist.is_initialized() and dist.g
 
 def from_first(f):
     "What `f` returns in the first of all processes: a file is read, or a folder chosen, once"
-    res = [f() if not _together() or dist.get_rank() == 0 else None]
+    res:list = [f() if not _together() or dist.get_rank() == 0 else None]
     if _together(): dist.broadcast_object_list(res)
     return res[0]
 

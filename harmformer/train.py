@@ -11,12 +11,13 @@ import time, torch
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 from .docs import document
 from .core import classifier, create_model
 from .checkpoint import Checkpoint, read_state
-from .system import from_first, reuse_memory, start_processes
+from .system import from_first, reuse_memory
 from .segment import score_images
-from fastai.callback.core import CancelEpochException
+from fastai.callback.core import CancelEpochException # pyright: ignore
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.callback.tracker import ReduceLROnPlateau
@@ -28,18 +29,21 @@ from fastai.optimizer import OptimWrapper
 from fastai.torch_core import num_distrib, rank_distrib
 
 # %% ../nbs/13_train.ipynb #88726c98
-def _validating(learn):
-    "Whether all of the validation set passes, and not a picture that `learn.predict` was given"
-    return learn.dl is learn.dls.valid
-
-# %% ../nbs/13_train.ipynb #af0ff18b
-class TurnedAccuracy(Metric):
-    "Accuracy on `dls.turned`: the validation images, each turned by its own angle"
-    name = 'turned'
+class _AtTheEnd(Metric):
+    "A metric that is computed when all of the validation set has passed, not for `learn.predict`"
     def reset(self): pass
     def accumulate(self, learn): self.learn = learn
     @property
-    def value(self): return accuracy_on(self.learn.model, self.learn.dls.turned) if _validating(self.learn) else None
+    def value(self):
+        return self.score(self.learn) if self.learn.dl is self.learn.dls.valid else None
+    def score(self, learn): raise NotImplementedError
+
+# %% ../nbs/13_train.ipynb #af0ff18b
+class TurnedAccuracy(_AtTheEnd):
+    "Accuracy on `dls.turned`: the validation images, each turned by its own angle"
+    @property
+    def name(self): return 'turned'
+    def score(self, learn): return accuracy_on(learn.model, learn.dls.turned)
 
 # %% ../nbs/13_train.ipynb #fe4de813
 @torch.no_grad()
@@ -55,17 +59,15 @@ def accuracy_on(model, dl)->float:
     return right/n
 
 # %% ../nbs/13_train.ipynb #b182a48a
-class MapScore(Metric):
-    "One of the scores of `score_images` on `dls.images`; those that share a `cache` are computed together"
+class MapScore(_AtTheEnd):
+    "One of `score_images` on `dls.images`; those that share a `cache` are computed together"
     def __init__(self, name, cache): self._name, self.cache = name, cache
     def reset(self): self.cache.clear()
-    def accumulate(self, learn): self.learn = learn
     @property
     def name(self): return self._name
-    @property
-    def value(self):
-        if not _validating(self.learn): return None
-        if not self.cache: self.cache.update(score_images(self.learn.model, self.learn.dls.images, overlap=.25))
+    def score(self, learn):
+        if not self.cache:
+            self.cache.update(score_images(learn.model, learn.dls.images, overlap=.25))
         return self.cache[self._name]
 
 # %% ../nbs/13_train.ipynb #5bce9e50
@@ -76,17 +78,18 @@ def map_scores()->list:
 
 # %% ../nbs/13_train.ipynb #503e22d6
 class _Learner(Learner):
-    "A Learner that can start at a later epoch, and there at a later batch; its `distrib_ctx` works on CPUs"
+    "A Learner that can start at a later epoch and batch; its `distrib_ctx` works on CPUs"
     first_epoch = first_batch = 0
-    def _do_fit(self):
+    dl:Any
+    def _do_fit(self): # fastai's `start_epoch` would log the epochs that it skips
         for self.epoch in range(self.first_epoch, self.n_epoch):
             self._with_events(self._do_epoch, 'epoch', CancelEpochException)
             self.first_batch = 0
 
     def all_batches(self):
-        first = self.first_batch if self.training else 0
-        self.n_iter = len(self.dl)
-        for o in enumerate(self.dl.new(first=first) if first else self.dl, first): self.one_batch(*o)
+        first, self.n_iter = self.first_batch if self.training else 0, len(self.dl)
+        dl = self.dl.new(first=first) if first else self.dl
+        for o in enumerate(dl, first): self.one_batch(*o)
 
     def to_distributed(self, sync_bn=True, **kwargs):
         if num_distrib() < 2: return self
@@ -113,28 +116,38 @@ def harmformer_learner(
 )->Learner:                     # for fit
     "A fastai Learner with AdamW, for the classes and images of `dls`"
     if str(dls.device).startswith('cpu'): reuse_memory()
-    maps = getattr(dls, 'images', None) is not None                         # segmentation
-    classes = dict(out_channels=1) if maps else dict(num_classes=dls.c)
-    if isinstance(model, str): model = create_model(model, **classes, in_channels=dls.n_in, img_size=dls.img_size[0], **overrides)
-    if metrics is None: metrics = map_scores() if maps else [accuracy] + ([TurnedAccuracy()] if hasattr(dls, 'turned') else [])
-    loss = BCEWithLogitsLossFlat() if maps else CrossEntropyLossFlat(label_smoothing=label_smoothing)
-    opt = partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True))
-    return _Learner(dls, model, loss, opt, lr=lr, splitter=body_and_head, wd=wd, metrics=metrics, cbs=cbs)
+    if getattr(dls, 'images', None) is not None:                    # segmentation
+        classes, usual, loss = dict(out_channels=1), map_scores(), BCEWithLogitsLossFlat()
+    else:
+        classes = dict(num_classes=dls.c)
+        loss = CrossEntropyLossFlat(label_smoothing=label_smoothing)
+        usual = [accuracy, *([TurnedAccuracy()] if hasattr(dls, 'turned') else [])]
+    if isinstance(model, str):
+        images = dict(in_channels=dls.n_in, img_size=dls.img_size[0])
+        model = create_model(model, **classes, **images, **overrides)
+    opt:Any = partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True))
+    return _Learner(dls, model, loss, opt, lr=lr, splitter=body_and_head, wd=wd,
+                    metrics=usual if metrics is None else metrics, cbs=cbs)
 
 # %% ../nbs/13_train.ipynb #8b6785f8
 PAPER = {
-    'digits':         dict(model='harmformer_digits', epochs=16, bs=16, lr=.004, schedule='onecycle', dropout=0.),
-    'mnist-rot-test': dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007, schedule='plateau'),
-    'rotated-mnist':  dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007, schedule='plateau'),
+    'digits':         dict(model='harmformer_digits', epochs=16, bs=16, lr=.004,
+                           schedule='onecycle', dropout=0.),
+    'mnist-rot-test': dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007,
+                           schedule='plateau'),
+    'rotated-mnist':  dict(model='harmformer_mnist', epochs=100, bs=32, lr=.007,
+                           schedule='plateau'),
     'cifar-rot-test': dict(model='harmformer_cifar', epochs=200, bs=32, lr=.007, schedule='cosine'),
     'pcam':           dict(model='harmformer_pcam', epochs=100, bs=8, lr=.0007, schedule='cosine'),
     'drive':          dict(model='harmformer_unet', epochs=20, bs=64, lr=.001, schedule='cosine'),
 }
 SMALL = dict(upscale=1, kernel_size=9)
 BUDGET = {
-    'mnist-rot-test': dict(small=4, epochs=1, bs=16, valid=2000), 'rotated-mnist': dict(small=10, epochs=2, bs=16),
-    'cifar-rot-test': dict(epochs=5, bs=16, lr=.001, valid=2000, **SMALL), 'pcam': dict(small=6, epochs=1, bs=16, lr=.002),
-    'drive': dict(size=4000, epochs=12, bs=16, lr=.01),
+    'mnist-rot-test': dict(small=4, epochs=1, bs=16, valid=2000),
+    'rotated-mnist':  dict(small=10, epochs=2, bs=16),
+    'cifar-rot-test': dict(epochs=5, bs=16, lr=.001, valid=2000, **SMALL),
+    'pcam':           dict(small=6, epochs=1, bs=16, lr=.002),
+    'drive':          dict(size=4000, epochs=12, bs=16, lr=.01),
 }
 
 # %% ../nbs/13_train.ipynb #370da0b5
@@ -143,26 +156,34 @@ def recipe(
     budget:bool=False, # the form for a CPU
     **changes,         # anything that is not None replaces what the recipe says
 )->dict:               # for harmformer_learner and fit
-    "Settings of a training run: model and its arguments, epochs (before them some in `small` form), bs, lr, wd, label_smoothing, schedule"
+    """Settings of a training run: model and its arguments, epochs (before them some in `small`
+    form), bs, lr, wd, label_smoothing, schedule"""
     own = benchmark not in PAPER and Path(benchmark).is_dir()
     if benchmark not in PAPER and not own:
-        raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}, or give a folder of your own pictures')
-    res = {**dict(wd=.01, label_smoothing=.1), **PAPER['digits' if own else benchmark]}
-    if budget and benchmark in BUDGET: res = {**res, **dict(lr=.004, schedule='onecycle', dropout=0.), **BUDGET[benchmark]}
+        raise ValueError(f'no recipe for {benchmark!r}; there are {", ".join(PAPER)}, '
+                         'or give a folder of your own pictures')
+    res = dict(wd=.01, label_smoothing=.1) | PAPER['digits' if own else benchmark]
+    if budget and benchmark in BUDGET:
+        res |= dict(lr=.004, schedule='onecycle', dropout=0.) | BUDGET[benchmark]
     plain = changes.get('model') in ('cnn', 'vit', 'unet')
-    if plain: res = {k: v for k, v in res.items() if k not in ('dropout', 'small', *SMALL)} # plain ones have none of these
-    res = {**res, **{k: v for k, v in changes.items() if v is not None}}
+    if plain: res = {k: v for k, v in res.items() if k not in ('dropout', 'small', *SMALL)}
+    res |= {k: v for k, v in changes.items() if v is not None}
     if (res['model'] in ('harmformer_unet', 'unet')) != (benchmark == 'drive'):
-        raise ValueError(f"{res['model']} is not for {benchmark}: harmformer_unet and unet are for drive, and it for them")
+        raise ValueError(f"{res['model']} is not for {benchmark}: harmformer_unet and unet are for "
+                         'drive, and it for them')
     if plain and res.get('small'): raise ValueError(f"{res['model']} has no small form")
     return res
 
 # %% ../nbs/13_train.ipynb #484d642d
 def schedule_cbs(schedule:str, lr:float)->list:
     "The callbacks of a learning-rate schedule: 'onecycle', 'cosine', 'plateau' or 'flat'"
-    if schedule == 'onecycle': return [ParamScheduler(dict(lr=combined_cos(.25, lr/25, lr, lr/1e4), mom=combined_cos(.25, .95, .85, .95)))]
+    if schedule == 'onecycle':
+        rate, mom = combined_cos(.25, lr/25, lr, lr/1e4), combined_cos(.25, .95, .85, .95)
+        return [ParamScheduler(dict(lr=rate, mom=mom))]
     if schedule == 'cosine': return [ParamScheduler(dict(lr=SchedCos(lr, 0)))]
-    if schedule == 'plateau': return [ReduceLROnPlateau('valid_loss', patience=5, factor=5., min_lr=1e-6)]
+    least:Any = 1e-6
+    if schedule == 'plateau':
+        return [ReduceLROnPlateau('valid_loss', patience=5, factor=5., min_lr=least)]
     if schedule == 'flat': return []
     raise ValueError(f"schedule is 'onecycle', 'cosine', 'plateau' or 'flat', got {schedule!r}")
 
@@ -179,8 +200,10 @@ class _ShareTrainer(DistributedTrainer):
 def _check_repeatable(learn):
     "Say what is missing for a run that can be resumed"
     if not hasattr(learn.dls.train, 'set_epoch'):
-        raise TypeError('only loaders whose order can be repeated can be resumed, such as those of benchmark_dls: leave out path')
-    if not hasattr(learn.model, 'config'): raise TypeError('only a model of create_model can be saved: leave out path')
+        raise TypeError('only loaders whose order can be repeated can be resumed, such as those of '
+                        'benchmark_dls: leave out path')
+    if not hasattr(learn.model, 'config'):
+        raise TypeError('only a model of create_model can be saved: leave out path')
 
 # %% ../nbs/13_train.ipynb #5666f97a
 def fit(
@@ -197,7 +220,8 @@ def fit(
     with learn.distrib_ctx():
         if path is None: learn.fit(epochs, lr, cbs=cbs); return learn
         _check_repeatable(learn)
-        plan = dict(epochs=epochs, lr=lr, schedule=schedule, seed=seed, steps=len(learn.dls.train.shard()))
+        plan = dict(epochs=epochs, lr=lr, schedule=schedule, seed=seed,
+                    steps=len(learn.dls.train.shard()))
         keeper = Checkpoint(path, plan, every, provenance)
         if resume and (state := from_first(lambda: read_state(path))): keeper.load(learn, state)
         if keeper.state: lr = learn.opt.hypers[0]['lr']
@@ -221,7 +245,8 @@ def seconds_per_step(learn, steps:int=3)->float:
 # %% ../nbs/13_train.ipynb #60fbdbd7
 def human_time(seconds:float)->str:
     "12 s, 3 min, 2.5 h"
-    return f'{seconds:.0f} s' if seconds < 90 else f'{seconds/60:.0f} min' if seconds < 5400 else f'{seconds/3600:.1f} h'
+    if seconds < 90: return f'{seconds:.0f} s'
+    return f'{seconds/60:.0f} min' if seconds < 5400 else f'{seconds/3600:.1f} h'
 
 # %% ../nbs/13_train.ipynb #9d4bb61f
 document(__name__) # what the comments beside arguments say becomes part of docstrings

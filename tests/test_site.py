@@ -169,6 +169,20 @@ def test_figures_are_sharp(make_nb, draw):
     assert abs(image.width - 2*size['width']) <= 1 and abs(image.height - 2*size['height']) <= 1 and 250 < size['width'] < 300
 
 
+def test_old_and_heavy_figures_are_caught(make_nb):
+    png = io.BytesIO()
+    Image.new('L', (9, 9)).save(png, 'png', dpi=(80, 80))
+    def problems(*codes, data=base64.b64encode(png.getvalue()).decode(), **metadata):
+        path = make_nb('00_a', *codes)
+        nb = nbformat.read(path, 4)
+        nb.cells[-1].outputs = [nbformat.v4.new_output('display_data', {'image/png': data}, metadata={'image/png': metadata})]
+        nbformat.write(nb, path)
+        return source_problems(path.parent)
+    assert problems('x = 1') == problems('%load_ext harmformer.figures', width=4) == []
+    assert 'is not sharp' in problems('%load_ext harmformer.figures', 'x = 1')[0]
+    assert '600 KB' in problems('x = 1', data='A'*600_000)[0]
+
+
 def test_figures_keep_their_colours():
     "A photograph has more than 256 colours: it keeps all hues, to a 64th."
     rows, cols = np.mgrid[:256, :256]

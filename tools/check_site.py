@@ -8,7 +8,7 @@ links to files or anchors that do not exist, missing images, style sheets and sc
 reader should see, tracebacks, API entries of special methods; and, where a browser is installed, pages that are wider than
 a phone. Links to other sites are not followed; those to the address in settings.ini are the site's own. The standard
 library is enough."""
-import html, json, re, shutil, subprocess, sys, tempfile
+import base64, html, json, re, shutil, subprocess, sys, tempfile
 from configparser import ConfigParser
 from html.parser import HTMLParser
 from pathlib import Path
@@ -72,11 +72,23 @@ def prose_of(markdown):
     return re.sub(r'!?\[[^\]]*\]\([^)]*\)', ' ', markdown)
 
 
-def source_problems(nbs, columns=88):
+def blurred(cells):
+    "Which cells hold a figure of matplotlib that was drawn before `%load_ext harmformer.figures` came into the notebook: it has a dpi, but no size on the page."
+    if not any('%load_ext harmformer.figures' in ''.join(c['source']) for c in cells): return []
+    def old(o):
+        png = ''.join(o.get('data', {}).get('image/png', ''))
+        return b'pHYs' in base64.b64decode(png[:400]) and not o.get('metadata', {}).get('image/png', {}).get('width')
+    return [i for i, c in enumerate(cells) if any(map(old, c.get('outputs', [])))]
+
+
+def source_problems(nbs, columns=88, kilobytes=500):
     "What Quarto would make worse of the notebooks in the folder `nbs`, as a list of sentences."
     bad = []
     for path in sorted(Path(nbs).glob('[!_]*.ipynb')):
-        for i, c in enumerate(json.loads(path.read_text(encoding='utf-8'))['cells']):
+        cells, size = json.loads(path.read_text(encoding='utf-8'))['cells'], path.stat().st_size//1000
+        if size > kilobytes: bad.append(f'{path.name}: {size} KB; smaller figures load faster')
+        bad += [f'{path.name}, cell {i}: run it again, its figure is not sharp' for i in blurred(cells)]
+        for i, c in enumerate(cells):
             where, src = f'{path.name}, cell {i}', ''.join(c['source'])
             if c['cell_type'] == 'markdown':
                 bad += [f'{where}: an image alone in its paragraph loses its alt text; end the line with <!-- -->'
