@@ -20,25 +20,28 @@ from .model import Harmformer
 
 # %% ../nbs/15_diagnose.ipynb #b696cc40
 def _as_field(y, orders, grid):
-    "What a module gave out, as (field, orders); None if it is neither field, tokens, map nor vector"
+    "The output of a module as (field, orders); None if it is neither field, tokens, map nor vector"
     if not torch.is_tensor(y): return None
     if y.is_complex():
         if y.ndim == 4 and grid and y.shape[2] == math.prod(grid): y = to_field(y, *grid)
         return (y, orders) if y.ndim == 5 and orders and y.shape[1] == len(orders) else None
-    if y.ndim == 3 and not orders and math.isqrt(y.shape[1])**2 == y.shape[1]: y = y.mT.unflatten(-1, (math.isqrt(y.shape[1]), -1))
+    if y.ndim == 3 and not orders:
+        side = math.isqrt(y.shape[1])
+        if side**2 == y.shape[1]: y = y.mT.unflatten(-1, (side, side))
     if y.ndim == 2: y = y[..., None, None]
     return (y[:, None] + 0j, (0,)) if y.ndim == 4 else None
 
 # %% ../nbs/15_diagnose.ipynb #e9944d81
 def _hooked(model, x, layers):
-    "Name, field and orders of the outputs of the children, or of all modules, in the order of execution"
-    seen, stem = [], getattr(model, 'stem', None)
-    orders, grid = getattr(model, 'orders', None), stem.out_size(x.shape[-2:]) if hasattr(stem, 'out_size') else None
+    "Name, field and orders of the outputs of children, or of all modules, in order of execution"
+    seen, stem, orders = [], getattr(model, 'stem', None), getattr(model, 'orders', None)
+    grid = stem.out_size(x.shape[-2:]) if hasattr(stem, 'out_size') else None
     def look(name):
         def hook(module, args, y):
             if field := _as_field(y, orders, grid): seen.append((name, *field))
         return hook
-    hooks = [m.register_forward_hook(look(n)) for n, m in (model.named_modules() if layers else model.named_children()) if n]
+    modules = model.named_modules() if layers else model.named_children()
+    hooks = [m.register_forward_hook(look(n)) for n, m in modules if n]
     try: model(x)
     finally:
         for h in hooks: h.remove()
@@ -50,15 +53,17 @@ def watch(
     x:torch.Tensor,    # (b, c, h, w)
     layers:bool=False, # every module inside, instead of the stages or children
 ):
-    "Yield name, field (b, m, c, h, w) and orders of what `model` computes from `x`, one after the other"
+    "Yield name, field (b, m, c, h, w) and orders of each stage that `model` computes from `x`"
     if layers or not hasattr(model, 'stages'): yield from _hooked(model, x, layers); return
     for name, z in model.stages(x): yield name, z, model.orders
-    if isinstance(model, Harmformer): yield 'logits', *_as_field(model.head(to_tokens(z)), None, None)
+    if isinstance(model, Harmformer):
+        yield 'logits', *_as_field(model.head(to_tokens(z)), None, None)
 
 # %% ../nbs/15_diagnose.ipynb #e1e3f506
 class HEReport:
     "HE error and floor of every stage, order and angle, in `table`: see `he_report`"
-    def __init__(self, table, factor=1.5, tol=1e-3): self.table, self.factor, self.tol = table, factor, tol
+    def __init__(self, table, factor=1.5, tol=1e-3):
+        self.table, self.factor, self.tol = table, factor, tol
 
     @property
     def allowed(self): return self.factor*self.table.floor + self.tol
@@ -66,22 +71,27 @@ class HEReport:
     def lost(self): return self.table[self.table.error > self.allowed]
     @property
     def culprit(self):
-        "The first stage whose error is more than allowed, at any order and angle; None if there is none"
+        "The first stage whose error is more than allowed, at any order and angle, or None"
         return self.lost.stage.iloc[0] if len(self.lost) else None
 
-    def _repr_html_(self): return self.by_stage().to_html(float_format='{:.2g}'.format) + f'<p>culprit: {self.culprit}</p>'
-    def __repr__(self): return self.by_stage().to_string(float_format='{:.2g}'.format) + f'\nculprit: {self.culprit}'
+    def _repr_html_(self):
+        table = self.by_stage().to_html(float_format='{:.2g}'.format)
+        return table + f'<p>culprit: {self.culprit}</p>'
+    def __repr__(self):
+        table = self.by_stage().to_string(float_format='{:.2g}'.format)
+        return table + f'\nculprit: {self.culprit}'
 
 # %% ../nbs/15_diagnose.ipynb #95127695
 @patch
 def by_stage(self:HEReport, order=None):
-    "A row for each stage: the largest error at quarter turns; between them, the typical error and floor, and the largest ratio of the two"
+    "Largest error at quarter turns; between them, mean error and floor, and their largest ratio"
     t = self.table if order is None else self.table[self.table.order == order]
-    exact = t.angle % 90 == 0
-    def per_stage(t, how): return t.groupby('stage', sort=False).agg(how)
-    between = t[~exact].assign(ratio=t.error/t.floor.clip(lower=1e-12))[['stage', 'error', 'floor', 'ratio']]
-    return pd.concat([per_stage(t[exact][['stage', 'error']], 'max').rename(columns=dict(error='quarter turns')),
-                      per_stage(between, dict(error='mean', floor='mean', ratio='max'))], axis=1).reindex(t.stage.unique())
+    t = t.assign(ratio=t.error/t.floor.clip(lower=1e-12))
+    right = t.angle % 90 == 0
+    exact, between = [t[o].groupby('stage', sort=False) for o in (right, ~right)]
+    columns = [exact.error.max().rename('quarter turns'), between.error.mean(),
+               between.floor.mean(), between.ratio.max()]
+    return pd.concat(columns, axis=1).reindex(t.stage.unique()).rename_axis('stage')
 
 # %% ../nbs/15_diagnose.ipynb #4f81bba3
 def _still(model):
@@ -92,19 +102,20 @@ def _still(model):
     return model
 
 # %% ../nbs/15_diagnose.ipynb #09393cfc
-def _in_lab(): return 'JPY_SESSION_NAME' in os.environ # set by jupyter_server, not by what executes notebooks for a page
+def _in_lab(): return 'JPY_SESSION_NAME' in os.environ # set by jupyter_server for its kernels
 def _watched(): return _in_lab() or sys.stderr.isatty()
 
 # %% ../nbs/15_diagnose.ipynb #1c7a789b
 def _squares(model, x, base, degrees, layers):
-    "Yield stage, order and four squares: of both differences, and of what they are relative to; `base`: the fields of `x`"
+    "Yield stage, order and the squares of two differences and two references; `base`: fields of `x`"
     there, exact = rotate_image(x, degrees), degrees % 90 == 0
     back = base if exact else watch(model, rotate_image(there, -degrees), layers)
     def sq(z): return z.abs().double().square().sum((0, 2, 3, 4)).tolist()
     for (name, z, orders), (_, t, _), (_, b, _) in zip(base, watch(model, there, layers), back):
         want = rotate_field(z, degrees, orders)
         again = z if exact else rotate_field(want, -degrees, orders)
-        for m, *s in zip(orders, sq(t-want), sq(b-again), sq(want), sq(again)): yield name, m, np.array(s)
+        squares = zip(orders, sq(t-want), sq(b-again), sq(want), sq(again))
+        for m, *s in squares: yield name, m, np.array(s)
 
 # %% ../nbs/15_diagnose.ipynb #1919228e
 @torch.no_grad()
@@ -113,29 +124,34 @@ def he_report(
     images:torch.Tensor,        # (b, c, h, w)
     angles=range(0, 360, 30),   # degrees
     layers:bool=False,          # look at every module inside, instead of the stages or children
-    bs:int=16,
-    progress:bool=None,         # a bar; None: if somebody is there to see it
+    bs:int=16,                  # at least; the rest of the images is spread over the batches
+    progress:bool=None,         # a bar; None: in a terminal or in JupyterLab
 )->HEReport:
-    "HE error of every stage, order and angle, beside what an ideal network would show on these pixels"
+    "HE error of every stage, order and angle, beside that of an ideal network on these pixels"
     model, angles, sums = _still(model), list(angles), {}
-    batches = images.tensor_split(max(1, len(images)//bs))         # of bs or more: batch norm cannot train on a single image
+    batches = images.tensor_split(max(1, len(images)//bs))
     def steps():
         for x in batches:
             base = list(watch(model, x, layers))
             for a in angles: yield x, base, a
-    bar = progress_bar(steps(), total=len(batches)*len(angles), leave=False) if (_watched() if progress is None else progress) else steps()
+    bar = steps()
+    if _watched() if progress is None else progress:
+        bar = progress_bar(bar, total=len(batches)*len(angles), leave=False)
     for x, base, a in bar:
-        for i, (name, m, s) in enumerate(_squares(model, x, base, a, layers)): sums[i, name, m, a] = sums.get((i, name, m, a), 0) + s
-    rows = [(name, m, a, *np.sqrt(s[:2]/s[2:])) for (_, name, m, a), s in sorted(sums.items(), key=lambda o: o[0][0])]
+        for i, (name, m, s) in enumerate(_squares(model, x, base, a, layers)):
+            sums[i, name, m, a] = sums.get((i, name, m, a), 0) + s
+    rows = [(name, m, a, *np.sqrt(s[:2]/s[2:]))
+            for (_, name, m, a), s in sorted(sums.items(), key=lambda o: o[0][0])]
     return HEReport(pd.DataFrame(rows, columns=['stage', 'order', 'angle', 'error', 'floor']))
 
 # %% ../nbs/15_diagnose.ipynb #4c5b7eac
 def _dots(ax, t, title, low=0):
-    "One panel: what is allowed as a grey bar per stage, and errors as dots, red where they are more than that"
+    "One panel: a grey bar per stage of what is allowed, errors as dots, red where they are more"
     stages = list(t.stage.unique())
-    rows = t.stage.map(stages.index)
-    ax.barh(range(len(stages)), t.groupby('stage', sort=False).allowed.max(), .8, low, color='.88')
-    ax.scatter(t.error.clip(lower=low), rows, s=14, c=np.where(t.error > t.allowed, 'C3', 'C2'), alpha=.7, lw=0)
+    rows, colours = t.stage.map(stages.index), np.where(t.error > t.allowed, 'C3', 'C2')
+    most = t.groupby('stage', sort=False).allowed.max()
+    ax.barh(range(len(stages)), most, .8, low, color='.88')
+    ax.scatter(t.error.clip(lower=low), rows, s=14, c=colours, alpha=.7, lw=0)
     ax.set_yticks(range(len(stages)), stages, fontsize=9)
     ax.set_title(title, fontsize=9)
     ax.tick_params(axis='x', labelsize=8)
@@ -144,11 +160,12 @@ def _dots(ax, t, title, low=0):
 # %% ../nbs/15_diagnose.ipynb #26628908
 @patch
 def plot(self:HEReport, order=None):
-    "The errors of every stage at quarter turns and between them, beside what is allowed; the culprit in red"
+    "Errors of every stage at quarter turns and between them, beside what is allowed"
     t = self.table.assign(allowed=self.allowed)
     if order is not None: t = t[t.order == order]
     exact, between = t[(t.angle % 90 == 0) & (t.angle % 360 != 0)], t[t.angle % 90 != 0]
-    fig, axs = plt.subplots(1, 2, figsize=(7.5, .8 + .23*max(t.stage.nunique(), 4)), sharey=True, layout='constrained')
+    size = 7.5, .8 + .23*max(t.stage.nunique(), 4)
+    fig, axs = plt.subplots(1, 2, figsize=size, sharey=True, layout='constrained')
     plt.close(fig)
     if len(exact): _dots(axs[0], exact, 'HE error at quarter turns', 1e-8)
     if len(between): _dots(axs[1], between, 'between them')
@@ -156,7 +173,8 @@ def plot(self:HEReport, order=None):
     axs[0].invert_yaxis()
     for label in axs[0].get_yticklabels():
         if label.get_text() == self.culprit: label.set(color='C3', weight='bold')
-    fig.suptitle(f'culprit: {self.culprit}' if self.culprit else 'no culprit: every stage is equivariant', fontsize=10)
+    title = f'culprit: {self.culprit}' if self.culprit else 'no culprit: every stage is equivariant'
+    fig.suptitle(title, fontsize=10)
     return fig
 
 # %% ../nbs/15_diagnose.ipynb #ddb761e9

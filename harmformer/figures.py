@@ -1,4 +1,4 @@
-"""Figures of a notebook, sharp and small: `%load_ext harmformer.figures` draws them with two pixels for each one of the page, and in few colours."""
+"""Figures of a notebook, sharp and small: `%load_ext harmformer.figures` draws two pixels for each one of the page, in few colours."""
 
 __all__ = ['sharp_png', 'load_ipython_extension']
 
@@ -11,7 +11,7 @@ INCH = 96  # pixels of a page: CSS calls this an inch, so text of 8 points has 8
 
 
 def _few_colours(image):
-    "The image with a palette of 256 colours where that cannot be seen, which is the case for curves; otherwise with 32 levels of red, green and blue."
+    "The image in 256 colours if that is not visible, as for curves; otherwise in 32 levels of red, green and blue."
     old = np.asarray(image, dtype=float)
     palette = image.quantize(256, kmeans=1, dither=Image.Dither.NONE)
     if np.quantile(abs(np.asarray(palette.convert('RGB')) - old).max(-1), .99) < 8: return palette

@@ -18,12 +18,15 @@ def ring_sigma(kernel_size:int, rings:int)->float:
 
 # %% ../nbs/01_filters.ipynb #0b2d7743
 def ring_radii(kernel_size:int, rings:int, m:int)->torch.Tensor: # (rings,)
-    "Radii in pixels: from 0 for m = 0, from 1 for |m| ≤ 2, then from |m|-1, up to two widths inside the border"
+    "Radii in pixels, from max(1, |m|-1), or 0 for m = 0, to two widths inside the border"
     first = max(1, abs(m)-1) if m else 0
-    return torch.linspace(first, kernel_size//2 - 2*ring_sigma(kernel_size, rings), rings, dtype=torch.float64)
+    last = kernel_size//2 - 2*ring_sigma(kernel_size, rings)
+    return torch.linspace(first, last, rings, dtype=torch.float64)
 
 # %% ../nbs/01_filters.ipynb #13d6fac7
-def gaussian_rings(kernel_size:int, radii:torch.Tensor, sigma:float)->torch.Tensor: # (rings, k, k), real
+def gaussian_rings(
+    kernel_size:int, radii:torch.Tensor, sigma:float, # in pixels
+)->torch.Tensor: # (rings, k, k), real
     "Gaussian rings about the middle, within a disc whose last pixel fades"
     x, y = pixel_grid(kernel_size, kernel_size)
     r = (x**2 + y**2).sqrt()
@@ -45,7 +48,8 @@ def harmonic_basis(
     dtype=torch.complex128, # of the result; it is computed in double precision
 )->torch.Tensor:     # (rings, k, k)
     "Ring times e^{imθ}, a filter for each ring: their combinations are the filters of order m"
-    ring = gaussian_rings(kernel_size, ring_radii(kernel_size, rings, m), ring_sigma(kernel_size, rings))
+    radii, sigma = ring_radii(kernel_size, rings, m), ring_sigma(kernel_size, rings)
+    ring = gaussian_rings(kernel_size, radii, sigma)
     return (ring * circular_harmonic(kernel_size, m)).to(dtype)
 
 # %% ../nbs/01_filters.ipynb #6f3f5864
@@ -58,7 +62,8 @@ def harmonic_filter(
     "Def. 4.1 on a grid: R(r) e^{i(mθ+β)}"
     beta = torch.as_tensor(beta, dtype=weights.dtype, device=weights.device)
     w = weights * torch.polar(torch.ones_like(beta), beta)[..., None]
-    return torch.einsum('...r,rhw->...hw', w, harmonic_basis(kernel_size, weights.shape[-1], m, w.dtype).to(w.device))
+    basis = harmonic_basis(kernel_size, weights.shape[-1], m, w.dtype).to(w.device)
+    return torch.einsum('...r,rhw->...hw', w, basis)
 
 # %% ../nbs/01_filters.ipynb #a92fea7c
 def max_order(kernel_size:int, rings:int)->int:
@@ -71,11 +76,11 @@ def _check_order(k, rings, m):
     "Raise an error if order m has no place on the grid"
     radii, top = ring_radii(k, rings, m).tolist(), max_order(k, rings)
     if abs(m) > top:
-        raise ValueError(f'order {m} aliases on a {k}×{k} grid with rings={rings}, which carries orders up to {top}: '
-                         'use lower orders or a larger kernel_size')
+        raise ValueError(f'order {m} aliases on a {k}×{k} grid with rings={rings}, which carries '
+                         f'orders up to {top}: use lower orders or a larger kernel_size')
     if any(a >= b for a,b in zip(radii, radii[1:])):
-        raise ValueError(f'{rings} rings of order {m} have no room on a {k}×{k} grid, their radii would be {radii}: '
-                         'use fewer rings or a larger kernel_size')
+        raise ValueError(f'{rings} rings of order {m} have no room on a {k}×{k} grid, their radii '
+                         f'would be {radii}: use fewer rings or a larger kernel_size')
 
 # %% ../nbs/01_filters.ipynb #1968a310
 def check_grid(
@@ -84,8 +89,9 @@ def check_grid(
 )->tuple:                 # the orders
     "Raise a `ValueError` unless filters of these `orders` exist on the grid"
     if kernel_size != int(kernel_size) or kernel_size < 3 or kernel_size % 2 == 0:
-        raise ValueError(f'kernel_size is odd and at least 3, so that there is a middle and something around it, but got {kernel_size}')
-    if rings != int(rings) or rings < 1: raise ValueError(f'rings is a positive integer, but got {rings}')
+        raise ValueError(f'kernel_size must be odd and at least 3, but is {kernel_size}')
+    if rings != int(rings) or rings < 1:
+        raise ValueError(f'rings must be a positive integer, but is {rings}')
     orders = as_orders(orders)
     for m in orders: _check_order(kernel_size, rings, m)
     return orders

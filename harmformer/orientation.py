@@ -18,14 +18,18 @@ def relative_angle(
     coherence:bool=False,# also how well the channels agree, in [0, 1]
 ):                       # (b,) degrees in (−180, 180], counter-clockwise from a to b
     "By how many degrees the object has rotated from view `a` to view `b`, from phases alone"
-    def pooled(x): return (model.stem(x) if stage is None else model.fields(x)[stage]).mean((-2, -1)) # (b, m, c)
     used = [i for i, m in enumerate(model.orders) if abs(m) == 1]
-    if not used: raise ValueError(f'the angle is in the phases of orders 1 and -1, but the model has only {model.orders}')
-    za, zb = [pooled(o)[:, used] for o in (a, b)]
-    each = (zb*za.conj()).sum(-1)                                                             # (b, used)
-    total = sum(z if model.orders[i] == 1 else z.conj() for i, z in zip(used, each.unbind(1)))
+    if not used:
+        raise ValueError(f'an angle needs orders 1 and -1, but the model has {model.orders}')
+    def pooled(x): # (b, used, c)
+        field = model.stem(x) if stage is None else model.fields(x)[stage]
+        return field.mean((-2, -1))[:, used]
+    za, zb = pooled(a), pooled(b)
+    each = (zb*za.conj()).sum(-1).unbind(1)
+    total = sum(z if model.orders[i] == 1 else z.conj() for i, z in zip(used, each))
     angle = torch.rad2deg(total.angle())
-    return (angle, total.abs()/(za.norm(dim=(1, 2))*zb.norm(dim=(1, 2))).clamp(min=1e-12)) if coherence else angle
+    if not coherence: return angle
+    return angle, total.abs()/(za.norm(dim=(1, 2))*zb.norm(dim=(1, 2))).clamp(min=1e-12)
 
 # %% ../nbs/17_orientation.ipynb #780b1ddb
 document(__name__) # what the comments beside arguments say becomes part of docstrings

@@ -21,8 +21,9 @@ from .diagnose import _in_lab
 def _attention_at(A, grid, point):
     "Attention map (h, w) of a point between tokens, from the maps A (n, n) of all tokens"
     h, w = grid
-    at = torch.tensor([point.real*min(h, w)/w, -point.imag*min(h, w)/h], dtype=A.dtype, device=A.device)
-    return F.grid_sample(A.mT.reshape(1, h*w, h, w), at.view(1, 1, 1, 2), align_corners=False, padding_mode='border').view(h, w)
+    at = torch.tensor([point.real/w, -point.imag/h], dtype=A.dtype, device=A.device)*min(h, w)
+    maps, at = A.mT.reshape(1, h*w, h, w), at.view(1, 1, 1, 2)
+    return F.grid_sample(maps, at, align_corners=False, padding_mode='border').view(h, w)
 
 # %% ../nbs/16_see.ipynb #9966570b
 @torch.no_grad()
@@ -38,16 +39,17 @@ def turned_view(
     model,              # a Harmformer with an encoder, in eval mode
     image:torch.Tensor, # (c, h, w), upright
     degrees:float,      # to rotate it by
-    query:complex,      # the point whose attention is shown: x + iy on the upright image, in units of half the shorter side
+    query:complex,      # a point of the upright image: x + iy, in units of half the shorter side
     stage:str='pool 1', channel:int=0, # of the field
     block:int=-1,       # encoder block of the attention, mean over its heads
-)->dict:                # degrees, image (c, h, w), query, field (m, h', w'), attention (h'', w''), probs
-    "What the model sees when the image is rotated"
+)->dict:                # degrees, image, query, field (m, h', w'), attention (h'', w''), probs
+    "What the model sees when the image is rotated, and the attention of the query"
     x, q = rotate_image(image[None], degrees), query*phase_shift(1, degrees)
     fields, A = model.fields(x), model.attention(x)[block]
     A = (A[0] if isinstance(A, dict) else A)[0].abs().mean(0)
     last = list(fields.values())[-1]
-    return dict(degrees=degrees, image=x[0], query=q, field=fields[stage][0, :, channel], attention=_attention_at(A, last.shape[-2:], q),
+    return dict(degrees=degrees, image=x[0], query=q, field=fields[stage][0, :, channel],
+                attention=_attention_at(A, last.shape[-2:], q),
                 probs=model.head(to_tokens(last))[0].softmax(0))
 
 # %% ../nbs/16_see.ipynb #e2028bd7
@@ -60,7 +62,8 @@ def follows(a, b, degrees)->float:
 def _mark(ax, view, size=6):
     "The image, and a ring around the query"
     image, (h, w) = view['image'].cpu(), view['image'].shape[-2:]
-    ax.imshow(image[0] if len(image) == 1 else image.permute(1, 2, 0).clamp(0, 1), cmap='gray', interpolation='nearest')
+    shown = image[0] if len(image) == 1 else image.permute(1, 2, 0).clamp(0, 1)
+    ax.imshow(shown, cmap='gray', interpolation='nearest')
     q = view['query']*min(h, w)/2
     ax.plot(q.real + (w-1)/2, (h-1)/2 - q.imag, 'o', ms=size, mfc='none', mec='C3', mew=1.5)
     ax.set(xticks=[], yticks=[])
@@ -70,37 +73,46 @@ def _warm(ax, A, vmax):
     ax.set(xticks=[], yticks=[])
 
 # %% ../nbs/16_see.ipynb #c7d23a06
+def _column(col, v, first, m1):
+    "One angle of Figure 1: image, streams, attention; magnitude and attention rotated back"
+    a, mag, A = v['degrees'], v['field'][m1].abs(), v['attention']
+    fmax, upright = first['field'].abs().amax((1, 2)), first['attention']
+    _mark(col[0], v)
+    col[0].set_title(f'{a:g}°', fontsize=9)
+    for ax, z, most in zip(col[1:], v['field'], fmax): _panel(ax, z, most)
+    _warm(col[-3], A, upright.max())
+    for ax, z, old in ((col[-2], mag, first['field'][m1].abs()), (col[-1], A, upright)):
+        _warm(ax, rotate_image(z, -a), old.max())
+        ax.set_title(f'r = {follows(old, z, a):.2f}', fontsize=8, pad=2)
+
+# %% ../nbs/16_see.ipynb #f1916fig
 def turning_figure(
     model, image,                     # as in turned_view
     angles=(0, 30, 60, 90, 200),      # a column each
     query:complex=None,               # None: the brightest token
     **kwargs,                         # stage, channel, block of turned_view
 ):
-    "Figure 1: image, field and attention at each angle; below, magnitude and attention rotated back, with their correlation to upright"
+    "Figure 1: fields and attention at each angle, and rotated back, correlated with upright"
     query = brightest(model, image) if query is None else query
-    views, m1 = [turned_view(model, image, a, query, **kwargs) for a in angles], model.orders.index(max(model.orders))
-    first = turned_view(model, image, 0, query, **kwargs)
-    top, fmax, amax = first['field'][m1].abs(), first['field'].abs().amax((1, 2)), first['attention'].max()
+    first, *views = [turned_view(model, image, a, query, **kwargs) for a in (0, *angles)]
     fig, axs = _canvas(len(model.orders) + 4, len(angles), 1.15, wheel=True)
-    names = ['image', *[f'order {m}' for m in model.orders], 'attention', f'rotated back:\n|order {model.orders[m1]}|', 'rotated back:\nattention']
+    m1 = model.orders.index(max(model.orders))
+    names = ['image', *[f'order {m}' for m in model.orders], 'attention',
+             f'rotated back:\n|order {model.orders[m1]}|', 'rotated back:\nattention']
     for ax, name in zip(axs[:, 0], names): ax.set_ylabel(name, fontsize=8)
-    for col, v in zip(axs.T, views):
-        a, mag, A = v['degrees'], v['field'][m1].abs(), v['attention']
-        _mark(col[0], v)
-        col[0].set_title(f'{a:g}°', fontsize=9)
-        for ax, z, most in zip(col[1:], v['field'], fmax): _panel(ax, z, most)
-        for ax, z, most in zip(col[-3:], (A, rotate_image(mag, -a), rotate_image(A, -a)), (amax, fmax[m1], amax)): _warm(ax, z, most)
-        for ax, z, upright in zip(col[-2:], (mag, A), (top, first['attention'])): ax.set_title(f'r = {follows(upright, z, a):.2f}', fontsize=8, pad=2)
+    for col, v in zip(axs.T, views): _column(col, v, first, m1)
     return fig
 
 # %% ../nbs/16_see.ipynb #a12e7700
 def _frame(model, view, fmax, amax):
     "One frame of the animation, as a picture"
-    fig, axs = plt.subplots(1, len(view['field']) + 2, figsize=(1.2*(len(view['field']) + 2), 1.4), dpi=120)
+    n = len(view['field']) + 2
+    fig, axs = plt.subplots(1, n, figsize=(1.2*n, 1.4), dpi=120)
     _mark(axs[0], view)
     for ax, z, top in zip(axs[1:], view['field'], fmax): _panel(ax, z, top)
     _warm(axs[-1], view['attention'], amax)
-    for ax, s in zip(axs, [f"{view['degrees']:g}°", *[f'order {m}' for m in model.orders], 'attention']): ax.set_title(s, fontsize=8)
+    titles = f"{view['degrees']:g}°", *[f'order {m}' for m in model.orders], 'attention'
+    for ax, s in zip(axs, titles): ax.set_title(s, fontsize=8)
     fig.subplots_adjust(.01, .01, .99, .85, .04)
     fig.canvas.draw()
     res = Image.fromarray(np.asarray(fig.canvas.buffer_rgba())[..., :3].copy())
@@ -118,13 +130,16 @@ def turning_animation(
 )->Path:                  # of the file
     "Write a GIF of an image that rotates once, with its field and the attention of one point"
     query = brightest(model, image) if query is None else query
-    views = [turned_view(model, image, a, query, **kwargs) for a in np.arange(0, 360, step).tolist()]
+    angles = np.arange(0, 360, step).tolist()
+    views = [turned_view(model, image, a, query, **kwargs) for a in angles]
     fmax, amax = views[0]['field'].abs().amax((1, 2)), views[0]['attention'].max()
     frames = [_frame(model, v, fmax, amax) for v in views]
-    palette = Image.fromarray(np.concatenate([np.asarray(f) for f in frames[::4]])).quantize(colors) # one for all, or it flickers
+    some = Image.fromarray(np.concatenate([np.asarray(f) for f in frames[::4]]))
+    palette = some.quantize(colors) # one for all, or it flickers
     first, *rest = [f.quantize(palette=palette, dither=Image.Dither.NONE) for f in frames]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    first.save(path, save_all=True, append_images=rest, duration=1000*seconds/len(frames), loop=0, optimize=True)
+    first.save(path, save_all=True, append_images=rest, duration=1000*seconds/len(frames), loop=0,
+               optimize=True)
     return Path(path)
 
 # %% ../nbs/16_see.ipynb #026e22d1
@@ -133,14 +148,17 @@ def view_figure(model, view, vocab=None):
     fig, axs = _canvas(1, len(view['field']) + 3, 1.25, wheel=True)
     fig.set_figheight(1.6) # room for titles and classes
     _mark(axs[0, 0], view)
-    for ax, m, z in zip(axs[0, 1:], model.orders, view['field']): _panel(ax, z, z.abs().max(), f'order {m}')
+    for ax, m, z in zip(axs[0, 1:], model.orders, view['field']):
+        _panel(ax, z, z.abs().max(), f'order {m}')
     _warm(axs[0, -2], view['attention'], view['attention'].max())
     probs = view['probs'].cpu()
     vocab = list(range(len(probs))) if vocab is None else vocab
-    axs[0, -1].bar(range(len(probs)), probs, color=['C2' if p == probs.max() else 'C7' for p in probs])
+    colours = ['C2' if p == probs.max() else 'C7' for p in probs]
+    axs[0, -1].bar(range(len(probs)), probs, color=colours)
     axs[0, -1].set(ylim=(0, 1), yticks=[], xticks=range(len(probs)))
     axs[0, -1].tick_params(labelsize=8)
-    titles = {0: f"{view['degrees']:g}°", -2: 'attention', -1: f'class {vocab[probs.argmax().item()]}'}
+    answer = vocab[probs.argmax().item()]
+    titles = {0: f"{view['degrees']:g}°", -2: 'attention', -1: f'class {answer}'}
     for i, s in titles.items(): axs[0, i].set_title(s, fontsize=8)
     return fig
 
@@ -149,19 +167,22 @@ def explore(
     model, image,            # as in turned_view
     degrees:float=30.,       # where the slider starts, and the angle of the picture
     query:complex=None, vocab=None,
-    live:bool=None,          # slider or picture; None: a slider in JupyterLab, where ipywidgets is installed
+    live:bool=None,          # slider or picture; None: a slider in JupyterLab with ipywidgets
     **kwargs,                # stage, channel, block of turned_view
 ):
-    "A slider that rotates the image, and what the model computes and answers; elsewhere than in JupyterLab a picture"
+    "A slider that rotates the image and shows what the model sees; outside JupyterLab a picture"
     query = brightest(model, image) if query is None else query
-    def draw(degrees): return view_figure(model, turned_view(model, image, degrees, query, **kwargs), vocab)
+    def draw(degrees):
+        return view_figure(model, turned_view(model, image, degrees, query, **kwargs), vocab)
     try:
         import ipywidgets as w
         from IPython.display import display
     except ImportError: live = False
     if not (_in_lab() if live is None else live): return draw(degrees)
     def show(degrees): display(fig := draw(degrees)); return fig
-    return w.interactive(show, degrees=w.FloatSlider(degrees, min=-180, max=180, step=5, description='degrees', continuous_update=False))
+    slider = w.FloatSlider(degrees, min=-180, max=180, step=5, description='degrees',
+                           continuous_update=False)
+    return w.interactive(show, degrees=slider)
 
 # %% ../nbs/16_see.ipynb #95c6a95a
 document(__name__) # what the comments beside arguments say becomes part of docstrings
