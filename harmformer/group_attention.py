@@ -72,7 +72,7 @@ class PointConv2d(nn.Conv2d):
 
     def forward(self, z): return F.linear(z, self.weight.flatten(1), self.bias)
 
-# %% ../nbs/10c_group_attention.ipynb #6a0adc4c
+# %% ../nbs/10c_group_attention.ipynb #f3d99558
 class GroupAttention(nn.Module):
     "Self-attention in windows: (b, 4, h, w, in), or lifting (b, 1, h, w, in) → (b, 4, h', w', out)"
     def __init__(self, in_channels:int, out_channels:int, heads:int=9, head_dim:int=10,
@@ -94,6 +94,7 @@ class GroupAttention(nn.Module):
     def forward(self, z):
         h, w, c = *z.shape[2:4], self.crop
         pad = self.window//2 - c
+        if min(h, w) <= 2*c: raise ValueError(f'{h}×{w} pixels are too few to crop {c} of them')
         q, k, v = self.qkv(z).unflatten(-1, (3, self.heads, -1)).permute(4, 0, 5, 2, 3, 1, 6)
         q = q[:, :, c:h-c, c:w-c].expand(-1, -1, -1, -1, 4, -1)*self.scale
         k, v = [windows(F.pad(o, (0,)*4 + (pad,)*4), self.window) for o in (k, v)]

@@ -89,6 +89,9 @@ def test_group_layers_of_any_size(turns, kernel_size, padding):
 def test_group_conv_refuses():
     with pytest.raises(ValueError, match='turns is 4, 8'): GCNN(turns=6)(torch.rand(2, 1, 32, 32))
     with pytest.raises(ValueError, match='even sizes'): GCNN()(torch.rand(2, 1, 33, 32))
+    with pytest.raises(ValueError, match='at least 28 are needed'): GCNN()(torch.rand(2, 1, 26, 32))
+    assert GCNN()(torch.rand(2, 1, 28, 28)).shape == (2, 10)  # the smallest that fits
+    with pytest.raises(ValueError, match='depth is at least 3'): GCNN(depth=2)
 
 
 def test_group_conv_learns():
@@ -140,6 +143,7 @@ def test_group_attention_refuses_and_learns():
     with pytest.raises(ValueError, match="encoding is 'ge' or 'gsa'"): GroupAttention(4, 4, encoding='vit')
     small = dict(channels=4, heads=2, head_dim=6, window=3)
     with pytest.raises(ValueError, match='even sizes'): GroupTransformer(**small, crops=((1,), (0,)))(torch.rand(2, 1, 13, 13))
+    with pytest.raises(ValueError, match='too few to crop'): GroupTransformer(**small, crops=((1,), (1,)))(torch.rand(2, 1, 6, 6))
     torch.manual_seed(0)
     model = GroupTransformer(**small, crops=((1,), (0,)))
     (model(torch.rand(4, 1, 12, 12))*torch.randn(10)).sum().backward()
