@@ -223,7 +223,8 @@ def _front_errors(title, folder):
     ours, plain = runs[runs.name == 'Harmformer'].iloc[0], runs[runs.name != 'Harmformer']
     paper = paper_figures(title.split(' (')[0], folder)
     average = ''.join(paper[paper.model == 'Harmformer'].average.map('{:.2f} %'.format))
-    theirs = ', '.join(f'{error:.1f} % ({name})' for error, name in zip(plain['error'], plain['name']))
+    pairs = zip(plain['error'], plain['name'])
+    theirs = ', '.join(f'{error:.1f} % ({name})' for error, name in pairs)
     return _front_row(title, f'{ours.error:.2f} %', average, theirs, ours)
 
 # %% ../nbs/14_evaluate.ipynb #10fd5f67

@@ -1,7 +1,8 @@
 """What a run asks of the machine: whole files, the same random numbers everywhere, eval mode for a while, memory, processes, the commit."""
 
-__all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors', 'not_finite', 'in_a_line',
-           'random_stream', 'evaluating', 'reuse_memory', 'start_processes', 'from_first', 'first_before_others', 'commit']
+__all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors',
+           'not_finite', 'in_a_line', 'random_stream', 'evaluating', 'reuse_memory', 'start_processes', 'from_first',
+           'first_before_others', 'commit']
 
 import atexit, ctypes, errno, hashlib, json, os, secrets, shutil, subprocess, time, zlib
 from contextlib import contextmanager
