@@ -1,6 +1,6 @@
 """What a run needs to go on: its whole state in one file, from which the log and the best weights are derived."""
 
-__all__ = ['STATE', 'Checkpoint', 'read_state', 'finite']
+__all__ = ['STATE', 'Checkpoint', 'read_state']
 
 import signal, time, warnings
 from contextlib import contextmanager
@@ -12,14 +12,9 @@ with warnings.catch_warnings():  # fastai still asks for torch.jit.script, while
     from fastai.callback.core import Callback, CancelFitException  # pyright: ignore (fastai makes it at run time)
     from fastai.callback.tracker import ReduceLROnPlateau
     from fastai.torch_core import get_model, num_distrib, rank_distrib
-from harmformer.system import read_tensors, remove_parts, write_tensors, write_whole
+from harmformer.system import not_finite, read_tensors, remove_parts, write_tensors, write_whole
 
 STATE = 'checkpoint.safetensors'
-
-
-def finite(tensors)->bool:
-    "Whether every number in a dictionary of tensors is one"
-    return all(bool(torch.isfinite(t).all()) for t in tensors.values())
 
 
 def _below(name, tensors): return {f'{name}/{k}': v for k, v in tensors.items()}
@@ -113,7 +108,7 @@ class Checkpoint(Callback):
         "Write the state: `done` batches of `epoch` are done"
         if rank_distrib(): return
         r, weights, (groups, moments) = self.recorder, self._weights(), _split_optimizer(self.opt.opt)
-        if not finite(weights):
+        if not_finite(weights):
             raise FloatingPointError('the training diverged: weights are no longer finite. Choose a smaller learning rate')
         plateau = [(float(cb.best), cb.wait) for cb in self._plateau()]
         best, best_weights = self.best or (None, {})

@@ -13,9 +13,10 @@ from harmformer.core import count_params, load_model
 from harmformer.data import benchmark_dls
 from harmformer.files import DataError, picture_files
 from harmformer.evaluate import final_scores, judged_photos
+from harmformer.predict import classify_batches
 from harmformer.report import MEANS, append_row, eval_row, run_report
 from harmformer.runs import Stopped, run_config, train_run
-from harmformer.segment import classify_batches, save_maps
+from harmformer.segment import save_maps
 from harmformer.system import WriteError, check_room, reuse_memory
 
 # what the library says about its input, and the machine about itself

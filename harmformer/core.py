@@ -20,7 +20,8 @@ from pathlib import Path
 from torch import nn
 from .docs import document
 from .checks import Budget, check_arguments, guard
-from .system import read_tensors, write_tensors
+from .system import (evaluating, in_a_line, not_finite, read_tensors,
+                               write_tensors)
 from .fields import (analytic_image, as_orders, assert_he, check_field, disc, he_error,
                                phase_shift, pixel_grid, rel_error, rotate_field, rotate_image,
                                show_equivariance, show_field)
@@ -197,14 +198,14 @@ def summary(
     if not isinstance(model, Harmformer):
         raise TypeError(f'summary is for a Harmformer, not for a {type(model).__name__}')
     h, w = (img_size, img_size) if isinstance(img_size, int) else img_size or model.img_size
-    p, c, training = next(model.parameters()), model.stem.in_channels, model.training
+    p, c = next(model.parameters()), model.stem.in_channels
     parts = {**{f'block {i}': b for i, b in enumerate(model.stem.blocks, 1)},
              'patches': model.patch, 'head': model.head,
              **{f'encoder {i}': b for i, b in enumerate(model.blocks, 1)}}
-    orders, stages = ' '.join(map(str, model.orders)), model.eval().stages(p.new_zeros(1, c, h, w))
+    with evaluating(model): stages = list(model.stages(p.new_zeros(1, c, h, w)))
+    orders = ' '.join(map(str, model.orders))
     rows = [('image', (c, h, w), '0'), *[(n, tuple(z.shape[2:]), orders) for n, z in stages],
             ('head', (model.head.linear.out_features,), 'invariant')]
-    model.train(training)
     counted = [(*r, count_params(parts[r[0]]) if r[0] in parts else 0) for r in rows]
     return pd.DataFrame(counted, columns=['stage', 'shape', 'orders', 'params'])
 
@@ -231,15 +232,11 @@ def save_model(model, path, **provenance):
         raise ValueError('only a model of create_model can be saved: the file has to say how to '
                          'make it again')
     tensors = model.state_dict()
-    if bad := _not_finite(tensors):
+    if bad := not_finite(tensors):
         raise ValueError(f'{bad} is not finite: a model that diverged is not saved')
     write_tensors(path, tensors, dict(config=model.config, **provenance))
 
 # %% ../nbs/11_core.ipynb #47ccb5ec
-def _not_finite(tensors):
-    "The name of a tensor that holds NaN or infinity, if there is one"
-    return next((k for k, v in tensors.items() if not torch.isfinite(v).all()), None)
-
 def _numbers(o):
     "Whether `o` is a list of finite numbers"
     return isinstance(o, list) and o and all(isinstance(v, Real) and math.isfinite(v) for v in o)
@@ -261,7 +258,7 @@ def _strange(header):
 def read_weights(path)->tuple: # (header, tensors)
     "What is in a file of `save_model`, if it is whole, unchanged and usable"
     header, tensors = read_tensors(path)
-    wrong = _strange(header) or ((bad := _not_finite(tensors)) and f'{bad} is not finite')
+    wrong = _strange(header) or ((bad := not_finite(tensors)) and f'{bad} is not finite')
     if wrong: raise ValueError(f'{path} cannot be used, because {wrong}: get it again')
     return header, tensors
 
@@ -321,7 +318,7 @@ def _rebuild(path, header, tensors, overrides):
         model.load_state_dict(tensors)
     except Exception as e:  # a header can ask for anything
         if overrides and not isinstance(e, RuntimeError): raise
-        why = ' '.join(str(e).split())[:300] or type(e).__name__
+        why = in_a_line(e, 300)
         raise ValueError(f'the weights in {path} do not fit their arguments: {why}') from e
     return model, header
 

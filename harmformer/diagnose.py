@@ -22,6 +22,7 @@ from .model import Harmformer
 def _as_field(y, orders, grid):
     "The output of a module as (field, orders); None if it is neither field, tokens, map nor vector"
     if not torch.is_tensor(y): return None
+    if orders and y.ndim > 4 and len(y) == 2 and not y.is_complex(): y = torch.complex(*y) # planes
     if y.is_complex():
         if y.ndim == 4 and grid and y.shape[2] == math.prod(grid): y = to_field(y, *grid)
         return (y, orders) if y.ndim == 5 and orders and y.shape[1] == len(orders) else None

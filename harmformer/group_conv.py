@@ -62,17 +62,18 @@ class GroupConv2d(nn.Conv2d):
         w = w.flatten(2, 3).flatten(0, 1)                             # (out·turns, in·turns, k, k)
         return F.conv2d(z.flatten(1, 2), w, padding=self.padding).unflatten(1, (-1, self.turns))
 
-# %% ../nbs/10a_group_conv.ipynb #349e4d1d
+# %% ../nbs/10a_group_conv.ipynb #4c01b6f1
 class GCNN(Rival):
     "A network of group convolutions, exact for quarter turns: (b, c, h, w) → (b, num_classes)"
     def __init__(self, num_classes:int=10, in_channels:int=1, *,
-        img_size:int=32,    # any even size from 22 works
+        img_size:int=32,    # any even size from 4·depth works
         channels:int=17,    # of every layer, for each angle
-        depth:int=7,        # convolutions
+        depth:int=7,        # convolutions, at least 3
         turns:int=4,        # angles: 4 is p4, 8 is p8
         dropout:float=0.,   # after every activation
     ):
         super().__init__()
+        if depth < 3: raise ValueError(f'depth is at least 3, not {depth}')
         self.convs = nn.ModuleList([LiftConv2d(in_channels, channels, 3, turns)])
         self.convs += [GroupConv2d(channels, channels, k, turns) for k in [3]*(depth-2) + [4]]
         self.norms = nn.ModuleList(nn.BatchNorm3d(channels) for _ in self.convs)
@@ -82,6 +83,8 @@ class GCNN(Rival):
     def forward_features(self, x): # (b, channels, turns, h, w)
         h, w = x.shape[-2:]
         if h % 2 or w % 2: raise ValueError(f'only even sizes can be halved, got {h}×{w} pixels')
+        if min(h, w) < (least := 4*len(self.convs)):
+            raise ValueError(f'{h}×{w} pixels are too few: at least {least} are needed')
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms)):
             x = self.dropout(F.relu(norm(conv(x))))
             if i == 1: x = F.max_pool3d(x, (1, 2, 2))

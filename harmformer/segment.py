@@ -1,21 +1,21 @@
-"""Pictures of any size: maps by tiles, their scores and pictures; classes. What a map is worth is told in 14_evaluate."""
+"""Maps of pictures of any size: by tiles, their scores, and how they are shown and saved. What a map is worth is told in 14_evaluate."""
 
 __all__ = ['tile_starts', 'segment', 'segment_bands', 'segmentation_scores', 'score_images', 'show_maps', 'show_turning_maps',
-           'map_picture', 'save_maps', 'classify_batches', 'classify_pictures']
+           'map_picture', 'save_maps']
 
 import math
 from pathlib import Path
 from typing import Any
 import matplotlib.pyplot as plt
-import numpy as np, pandas as pd
+import numpy as np
 import torch
 import torch.nn.functional as F
 from fastprogress import progress_bar
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 from harmformer.fields import disc, rotate_image
-from harmformer.files import open_picture, read_pictures
-from harmformer.system import check_room, reuse_memory, write_whole
+from harmformer.files import open_picture
+from harmformer.system import check_room, evaluating, reuse_memory, write_whole
 
 
 # --- a network for patches takes a photograph as overlapping tiles, and a window that fades towards their edges blends the answers.
@@ -47,24 +47,23 @@ def segment_bands(
     bs:int=16,        # tiles at a time
 ):
     "Yield probabilities (out, rows, w) from top to bottom, with no more than one row of tiles in memory as floats"
-    (h, w), p, training = image.shape[-2:], next(model.parameters()), model.training
+    (h, w), p = image.shape[-2:], next(model.parameters())
     total = weight = p.new_zeros(())                    # until the number of maps is known
     image = _at_least(image, size)
     rows, cols = [tile_starts(n, size, overlap) for n in image.shape[-2:]]
     fade = torch.sin(math.pi*(torch.arange(size, device=p.device, dtype=p.dtype) + .5)/size)**2 + 1e-3
     window = fade[:, None]*fade
-    model.eval()
     for top, below in zip(rows, [*rows[1:], image.shape[-2]]):
         band = image[:, top:top+size].to(p)/(255 if image.dtype == torch.uint8 else 1)
         for some in (cols[k:k+bs] for k in range(0, len(cols), bs)):
-            for j, o in zip(some, model(torch.stack([band[..., j:j+size] for j in some])).sigmoid()):
+            with evaluating(model): found = model(torch.stack([band[..., j:j+size] for j in some])).sigmoid()
+            for j, o in zip(some, found):
                 if not total.ndim: total, weight = o.new_zeros(len(o), *band.shape[1:]), o.new_zeros(band.shape[1:])
                 total[..., j:j+size] += o*window
                 weight[:, j:j+size] += window
         n = below - top                                 # rows that no further tile touches
         yield (total[:, :n]/weight[:n])[:, :h, :w]
         total, weight = [F.pad(o[..., n:, :], (0, 0, 0, n)) for o in (total, weight)]
-    model.train(training)
 
 
 def segment(model, image, size:int=64, overlap:float=.5, bs:int=16)->torch.Tensor: # (out, h, w), probabilities
@@ -181,36 +180,3 @@ def save_maps(model, images, out='segmented', threshold:float=.5, overlap:float=
         for kind, o in found.items(): write_whole(folder/f'{name}_{kind}.png', lambda part: Image.fromarray(o).save(part, 'PNG'))
         share = np.count_nonzero(found['mask'])/found['mask'].size
         print(f'{name}: {share:.1%} of the pixels are vessels; see {folder/f"{name}_overlay.png"}', flush=True)
-
-
-# --- classes of pictures ---
-
-def classify_batches(
-    model,                           # a classifier of create_model or load_model; evaluated in eval mode
-    pictures,                        # files
-    vocab=None, mean=None, std=None, # what the model has to know about pictures; None: what its weights say; of DataLoaders: `dls.reading`
-    bs:int=64,                       # pictures at a time
-):
-    "Yield tables as of `classify_pictures`, one for every `bs` pictures"
-    given = {k: v for k, v in dict(vocab=vocab, mean=mean, std=std).items() if v is not None}
-    said = {**getattr(model, 'provenance', {}), **given}
-    if missing := [k for k in ('vocab', 'mean', 'std') if k not in said]:
-        raise ValueError(f'the weights do not say {" and ".join(missing)}: only classifiers that harmformer_train made do')
-    (device, config, training), pictures = (next(model.parameters()).device, model.config, model.training), list(pictures)
-    mean, std = [torch.tensor(said[k], dtype=torch.float32).view(-1, 1, 1) for k in ('mean', 'std')]
-    side = config['img_size'] if isinstance(config['img_size'], int) else config['img_size'][0]
-    for i in range(0, len(pictures), bs):
-        x = read_pictures(pictures[i:i+bs], side).float()
-        if config['in_channels'] == 1: x = x.mean(1, keepdim=True)
-        model.eval()
-        with torch.no_grad(): p = model(((x - mean)/std).to(device)).softmax(1).cpu()
-        model.train(training)
-        if not p.isfinite().all(): raise ValueError('the weights give no finite probabilities for these pictures: get them again')
-        names, classes = list(map(str, pictures[i:i+bs])), [said['vocab'][k] for k in p.argmax(1)]
-        yield pd.DataFrame({'picture': names, 'class': classes, 'probability': p.amax(1).numpy()})
-
-
-def classify_pictures(model, pictures, vocab=None, mean=None, std=None, bs:int=64)->pd.DataFrame: # picture, class, probability
-    "What is on each picture, whichever way up it is: see `classify_batches`"
-    tables = classify_batches(model, pictures, vocab, mean, std, bs)
-    return pd.concat([pd.DataFrame(columns=['picture', 'class', 'probability']), *tables], ignore_index=True)

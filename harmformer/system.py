@@ -1,9 +1,10 @@
-"""What a run asks of the machine: files that are whole or not there, the same random numbers everywhere, memory, processes, the commit."""
+"""What a run asks of the machine: whole files, the same random numbers everywhere, eval mode for a while, memory, processes, the commit."""
 
-__all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors', 'random_stream',
-           'reuse_memory', 'start_processes', 'from_first', 'first_before_others', 'commit']
+__all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors',
+           'not_finite', 'in_a_line', 'random_stream', 'evaluating', 'reuse_memory', 'start_processes', 'from_first',
+           'first_before_others', 'commit']
 
-import ctypes, errno, hashlib, json, os, secrets, shutil, subprocess, time, zlib
+import atexit, ctypes, errno, hashlib, json, os, secrets, shutil, subprocess, time, zlib
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch, torch.distributed as dist
@@ -106,15 +107,32 @@ def read_tensors(path)->tuple: # (header, tensors)
     try: return _open(path)
     except PermissionError as e: raise ValueError(f'{path} may not be read: give yourself the permission') from e
     except Exception as e:  # a damaged file can fail in any way
-        why = ' '.join(str(e).split())[:150] or type(e).__name__
-        raise ValueError(f'{path} is damaged or was not written by harmformer ({why}): get it again') from e
+        raise ValueError(f'{path} is damaged or was not written by harmformer ({in_a_line(e)}): get it again') from e
 
 
-# --- random numbers, memory and processes ---
+def not_finite(tensors):
+    "The name of a tensor that holds NaN or infinity, if there is one"
+    return next((k for k, v in tensors.items() if not torch.isfinite(v).all()), None)
+
+
+def in_a_line(e, most:int=150)->str:
+    "What an error of another library says, as a part of a sentence"
+    return ' '.join(str(e).split())[:most] or type(e).__name__
+
+
+# --- random numbers, eval mode, memory and processes ---
 
 def random_stream(*key):
     "A stream of random numbers that depends on `key` alone: NumPy has frozen RandomState for ever, torch promises nothing"
     return np.random.RandomState([zlib.crc32(str(k).encode()) for k in key])
+
+
+@contextmanager
+def evaluating(model):
+    "Within: `model` in eval mode, and afterwards as it was"
+    training = model.training
+    try: yield model.eval()
+    finally: model.train(training)
 
 
 def reuse_memory()->bool: # whether it could be done
@@ -130,7 +148,13 @@ def start_processes()->int: # how many there are
     if world > 1:
         from accelerate import PartialState  # slow to import
         PartialState(cpu=not torch.cuda.is_available())
+        atexit.register(_leave)
     return world
+
+
+def _leave():
+    "A process that ends among others without this may abort, and the launcher then ends the others"
+    if dist.is_initialized(): dist.destroy_process_group()
 
 
 def _together(): return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -15,7 +15,7 @@ from typing import Any
 from .docs import document
 from .core import classifier, create_model
 from .checkpoint import Checkpoint, read_state
-from .system import from_first, reuse_memory
+from .system import evaluating, from_first, reuse_memory
 from .segment import score_images
 from fastai.callback.core import CancelEpochException # pyright: ignore
 from fastai.callback.progress import ProgressCallback
@@ -49,13 +49,12 @@ class TurnedAccuracy(_AtTheEnd):
 @torch.no_grad()
 def accuracy_on(model, dl)->float:
     "Share of right answers of `model`, in eval mode, on a DataLoader"
-    training, right, n = model.training, 0, 0
-    model.eval()
-    for x, y in dl:
-        hit = model(x).argmax(1) == y
-        if getattr(dl, 'world_size', 1) > 1: hit = dl.to_detach(hit)   # of all processes
-        right, n = right + hit.sum().item(), n + len(hit)
-    model.train(training)
+    right = n = 0
+    with evaluating(model):
+        for x, y in dl:
+            hit = model(x).argmax(1) == y
+            if getattr(dl, 'world_size', 1) > 1: hit = dl.to_detach(hit)   # of all processes
+            right, n = right + hit.sum().item(), n + len(hit)
     return right/n
 
 # %% ../nbs/13_train.ipynb #b182a48a

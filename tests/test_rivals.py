@@ -3,8 +3,10 @@ import pytest, torch
 from harmformer.averaging import FrameAveraged, RotationAveraged
 from harmformer.core import MODELS, create_model, load_model, save_model
 from harmformer.gallery import RIVALS
+from harmformer.group_attention import GroupAttention, GroupTransformer
 from harmformer.group_conv import GCNN, GroupConv2d, LiftConv2d, rotate_group
-from harmformer.fields import rel_error
+from harmformer.fields import analytic_image, rel_error
+from harmformer.upright import OrientationNet, Upright, rotate_back
 
 PLAIN = ('cnn', 'vit', 'unet', 'resnet18')
 EXACT = [n for n, c in RIVALS.items() if c.exact.startswith('quarter turns')]
@@ -87,6 +89,9 @@ def test_group_layers_of_any_size(turns, kernel_size, padding):
 def test_group_conv_refuses():
     with pytest.raises(ValueError, match='turns is 4, 8'): GCNN(turns=6)(torch.rand(2, 1, 32, 32))
     with pytest.raises(ValueError, match='even sizes'): GCNN()(torch.rand(2, 1, 33, 32))
+    with pytest.raises(ValueError, match='at least 28 are needed'): GCNN()(torch.rand(2, 1, 26, 32))
+    assert GCNN()(torch.rand(2, 1, 28, 28)).shape == (2, 10)  # the smallest that fits
+    with pytest.raises(ValueError, match='depth is at least 3'): GCNN(depth=2)
 
 
 def test_group_conv_learns():
@@ -118,3 +123,52 @@ def test_no_direction_is_no_fault():
     "A black image and a symmetric one have no brightest side."
     model, _ = made('cnn')
     for x in (torch.zeros(2, 1, 32, 32), torch.ones(2, 1, 32, 32)): assert FrameAveraged(model)(x).isfinite().all()
+
+
+@pytest.mark.parametrize('encoding', ['gsa', 'ge'])
+@pytest.mark.parametrize('window, crop', [(3, 0), (3, 1), (5, 0), (5, 1), (5, 2)])
+def test_group_attention_of_any_size(encoding, window, crop):
+    torch.manual_seed(window + crop)
+    layer = GroupAttention(6, 4, 3, 5, window, crop, encoding).double()
+    lift = GroupAttention(2, 6, 2, 4, window, encoding=encoding, lift=True).double()
+    x = torch.rand(2, 1, 9, 12, 2, dtype=torch.float64)
+    def turned(z, q): return rotate_group(z.movedim(-1, 1), q).movedim(1, -1)
+    with torch.no_grad():
+        z = layer(lift(x))
+        assert z.shape == (2, 4, 9 - 2*crop, 12 - 2*crop, 4) and (z - z.mean((1, 2, 3), keepdim=True)).abs().max() > 1e-3
+        for q in (1, 2, 3): assert rel_error(layer(lift(x.rot90(q, (2, 3)))), turned(z, q)) < 1e-12
+
+
+def test_group_attention_refuses_and_learns():
+    with pytest.raises(ValueError, match="encoding is 'ge' or 'gsa'"): GroupAttention(4, 4, encoding='vit')
+    small = dict(channels=4, heads=2, head_dim=6, window=3)
+    with pytest.raises(ValueError, match='even sizes'): GroupTransformer(**small, crops=((1,), (0,)))(torch.rand(2, 1, 13, 13))
+    with pytest.raises(ValueError, match='too few to crop'): GroupTransformer(**small, crops=((1,), (1,)))(torch.rand(2, 1, 6, 6))
+    torch.manual_seed(0)
+    model = GroupTransformer(**small, crops=((1,), (0,)))
+    (model(torch.rand(4, 1, 12, 12))*torch.randn(10)).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    silent = [n for n, p in model.named_parameters() if p.grad.abs().max() == 0]
+    assert silent == []
+
+
+def test_upright_around_a_named_network():
+    "The same answer for all quarter turns; only the estimator learns; both are in the state."
+    torch.manual_seed(0)
+    vit, x = made('vit')
+    model = Upright(vit, OrientationNet(channels=(2, 4), kernel_size=7)).double()
+    x = x.double()
+    before = {k: v.clone() for k, v in vit.state_dict().items()}
+    opt = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], .1)
+    model.train()(x).square().sum().backward()
+    opt.step()
+    assert all(torch.equal(v, before[k]) for k, v in vit.state_dict().items())
+    assert turn_error(model.eval(), x) < 1e-10 < 1e-2 < turn_error(vit, x)
+    assert {k.split('.')[0] for k in model.state_dict()} == {'backbone', 'estimator'}
+
+
+@pytest.mark.parametrize('degrees', [0., 33., 90., 200.])
+def test_rotated_back_is_where_it_was(degrees):
+    x = analytic_image((40, 40), degrees, batch=2)
+    u = torch.polar(torch.ones(2, dtype=torch.float64), torch.full((2,), degrees, dtype=torch.float64).deg2rad())
+    assert rel_error(rotate_back(x, u), analytic_image((40, 40), batch=2)) < (1e-12 if degrees % 90 == 0 else .05)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import nbformat, numpy as np, pytest, yaml
 from latex2mathml.converter import convert
+from matplotlib.figure import Figure
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbdev.doclinks import _nbpath2html
 from PIL import Image
 
-from harmformer.figures import _few_colours
+from harmformer.figures import _few_colours, sharp_png
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT/'tools'))
@@ -181,6 +182,13 @@ def test_old_and_heavy_figures_are_caught(make_nb):
     assert problems('x = 1') == problems('%load_ext harmformer.figures', width=4) == []
     assert 'is not sharp' in problems('%load_ext harmformer.figures', 'x = 1')[0]
     assert '600 KB' in problems('x = 1', data='A'*600_000)[0]
+
+
+def test_transparent_and_empty_figures_are_white():
+    for facecolor in ('none', 'w'):
+        png, size = sharp_png(Figure(figsize=(2, 1), facecolor=facecolor))
+        image = Image.open(io.BytesIO(png)).convert('RGB')
+        assert image.getcolors() == [(image.width*image.height, (255, 255, 255))] and image.width == 2*size['width'] > 0
 
 
 def test_figures_keep_their_colours():

@@ -7,7 +7,7 @@ import pytest
 import run
 
 ROOT = Path(__file__).parent.parent
-CLEAN = ('constants checkpoint checks cli core data docs evaluate figures files hub patches report runs segment system train').split()
+CLEAN = ('constants checkpoint checks cli core data docs evaluate figures files hub patches predict report runs segment system train').split()
 
 
 def test_types(tmp_path):

@@ -1,0 +1,36 @@
+"""What is on pictures, as a trained classifier sees it."""
+
+__all__ = ['classify_batches', 'classify_pictures']
+
+import pandas as pd, torch
+from harmformer.files import read_pictures
+from harmformer.system import evaluating
+
+
+def classify_batches(
+    model,                           # a classifier of create_model or load_model; evaluated in eval mode
+    pictures,                        # files
+    vocab=None, mean=None, std=None, # what the model has to know about pictures; None: what its weights say; of DataLoaders: `dls.reading`
+    bs:int=64,                       # pictures at a time
+):
+    "Yield tables as of `classify_pictures`, one for every `bs` pictures"
+    given = {k: v for k, v in dict(vocab=vocab, mean=mean, std=std).items() if v is not None}
+    said = {**getattr(model, 'provenance', {}), **given}
+    if missing := [k for k in ('vocab', 'mean', 'std') if k not in said]:
+        raise ValueError(f'the weights do not say {" and ".join(missing)}: only classifiers that harmformer_train made do')
+    device, config, pictures = next(model.parameters()).device, model.config, list(pictures)
+    mean, std = [torch.tensor(said[k], dtype=torch.float32).view(-1, 1, 1) for k in ('mean', 'std')]
+    side = config['img_size'] if isinstance(config['img_size'], int) else config['img_size'][0]
+    for i in range(0, len(pictures), bs):
+        x = read_pictures(pictures[i:i+bs], side).float()
+        if config['in_channels'] == 1: x = x.mean(1, keepdim=True)
+        with torch.no_grad(), evaluating(model): p = model(((x - mean)/std).to(device)).softmax(1).cpu()
+        if not p.isfinite().all(): raise ValueError('the weights give no finite probabilities for these pictures: get them again')
+        names, classes = list(map(str, pictures[i:i+bs])), [said['vocab'][k] for k in p.argmax(1)]
+        yield pd.DataFrame({'picture': names, 'class': classes, 'probability': p.amax(1).numpy()})
+
+
+def classify_pictures(model, pictures, vocab=None, mean=None, std=None, bs:int=64)->pd.DataFrame: # picture, class, probability
+    "What is on each picture, whichever way up it is: see `classify_batches`"
+    tables = classify_batches(model, pictures, vocab, mean, std, bs)
+    return pd.concat([pd.DataFrame(columns=['picture', 'class', 'probability']), *tables], ignore_index=True)
