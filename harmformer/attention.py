@@ -134,8 +134,7 @@ class HAttention(HModule):
         bias, out = self._bias(x, grid), {}
         for p, q, k, v in self._operands(x):
             keep, made = self.keep_phase or p != 0, [m for _, m in self.plan[p][1]]
-            with torch.autocast(x.device.type, enabled=False):                 # half precision is not HE: see 13_train
-                y = self._queries(q, k, v, bias, keep)                         # (b, a, n, 2·streams·d)
+            y = self._queries(q, k, v, bias, keep)                             # (b, a, n, 2·streams·d)
             y = rearrange(y, 'b a n (p s d) -> s p b n (a d)', p=2, s=len(made))
             for m, o in zip(made, y.unbind(0)): out[m] = out[m] + o if m in out else o
         return self.O(torch.stack([out[m] for m in self.orders], 2))

@@ -286,8 +286,7 @@ class HConv2d(HModule):
         if x.ndim != 6: check_conv_input(self, x)
         check_planes(x, len(self.in_orders), self.in_channels, None, None)
         engine = pick_engine(self.kernel_size, x.shape[-2:]) if self.engine == 'auto' else self.engine
-        with torch.autocast(x.device.type, enabled=False): # half precision is not HE: see 13_train
-            return ENGINES[engine](self, x.flatten(2, 3)).unflatten(2, (len(self.out_orders), self.out_channels))
+        return ENGINES[engine](self, x.flatten(2, 3)).unflatten(2, (len(self.out_orders), self.out_channels))
 
     def extra_repr(self):
         return (f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rings={self.rings}, '

@@ -14,7 +14,7 @@ from copy import deepcopy
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
 from .docs import document
-from .fields import rotate_field, rotate_image
+from .fields import rotate_field, rotate_image, to_complex
 from .tokens import to_field, to_tokens
 from .model import Harmformer
 
@@ -22,7 +22,7 @@ from .model import Harmformer
 def _as_field(y, orders, grid):
     "The output of a module as (field, orders); None if it is neither field, tokens, map nor vector"
     if not torch.is_tensor(y): return None
-    if orders and y.ndim > 4 and len(y) == 2 and not y.is_complex(): y = torch.complex(*y) # planes
+    if orders and y.ndim > 4 and len(y) == 2 and not y.is_complex(): y = to_complex(y)
     if y.is_complex():
         if y.ndim == 4 and grid and y.shape[2] == math.prod(grid): y = to_field(y, *grid)
         return (y, orders) if y.ndim == 5 and orders and y.shape[1] == len(orders) else None

@@ -128,9 +128,10 @@ class HModule(nn.Module):
 
     def forward(self, x, *args, **kwargs):
         image = self.images and not x.is_complex() and x.ndim == 4
-        if not (x.is_complex() or image): return self.on_planes(x, *args, **kwargs)
-        self.check(x)
-        return to_complex(self.on_planes(x[None, :, None] if image else to_planes(x), *args, **kwargs))
+        with torch.autocast(x.device.type, enabled=False): # half precision is not HE: see 13_train
+            if not (x.is_complex() or image): return self.on_planes(x, *args, **kwargs)
+            self.check(x)
+            return to_complex(self.on_planes(x[None, :, None] if image else to_planes(x), *args, **kwargs))
 
 # %% ../nbs/00_fields.ipynb #c0de0004
 def check_planes(x, *shape):
