@@ -94,7 +94,7 @@ def attend(
 
 # %% ../nbs/06_attention.ipynb #4fec05c0
 def mix(
-    A:torch.Tensor,   # as `attend` returns it
+    A:torch.Tensor,   # (b, a, n, n), or its planes (2, b, a, n, n)
     v:torch.Tensor,   # (b, a, n, 2·d)
 )->torch.Tensor:      # (b, a, n, 2·d)
     "A V, for real or complex A"
