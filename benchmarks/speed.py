@@ -30,7 +30,7 @@ def conv_step(engine, channels, size, kernel, batch):
 
     def complex_conv2d():
         B = ring_basis(kernel, layer.rings, layer.orders).to(torch.complex64).flip(-1, -2)
-        W = torch.einsum('kio,khw->oihw', layer.coefficients(), B)
+        W = torch.einsum('kio,khw->oihw', torch.complex(*layer.coefficients()), B)
         return F.conv2d(x.flatten(1, 2), W, padding='same').view_as(x)
     forward = complex_conv2d if engine == 'torch' else lambda: layer(x)
     return lambda: torch.autograd.grad(forward(), (x, *layer.parameters()), g)
