@@ -38,10 +38,12 @@ class CircularEncoding(nn.Module):
         h, w = grid
         self.table = nn.Parameter(torch.zeros(heads, math.ceil(math.hypot(h-1, w-1)) + 1))
 
-    def forward(self, grid, rows=None):                                    # rows: a slice of the queries; None: all
-        i = _whole_index(*grid, like=self.table) if rows is None else ring_index(*grid, rows, self.table.device)
+    def forward(self, grid, rows=None): # rows: a slice of the queries; None: all
+        i = (_whole_index(*grid, like=self.table) if rows is None
+             else ring_index(*grid, rows, self.table.device))
         a, last = len(self.table), self.table.shape[1]-1
-        return self.table.gather(1, i.clamp(max=last).flatten().expand(a, -1)).unflatten(1, i.shape) # (a, queries, n)
+        # (a, queries, n)
+        return self.table.gather(1, i.clamp(max=last).flatten().expand(a, -1)).unflatten(1, i.shape)
 
     def extra_repr(self): return '{}, {}'.format(*self.table.shape)
 
@@ -57,15 +59,18 @@ def mixing_plan(
     mixing:str='same', # 'same', 'all', 'cross_values', 'cross_keys' or 'cross_queries'
     orders=(-1,0,1),
 )->dict:               # {p: (pairs (m1, m2) of query and key, pairs (m3, m) of value and output)}
-    "Which streams meet: attention of order p = m1−m2 takes a value of order m3 to the output m = p+m3"
+    "Which streams meet: attention of order p = m1−m2 takes a value of order m3 to output m = p+m3"
     orders = as_orders(orders)
     if mixing not in _meet: raise ValueError(f'mixing is one of {", ".join(_meet)}, got {mixing!r}')
-    triples = [(q, k, v) for q in orders for k in orders for v in orders if _meet[mixing](q, k, v) and q-k+v in orders]
+    triples = [(q, k, v) for q in orders for k in orders for v in orders
+               if _meet[mixing](q, k, v) and q-k+v in orders]
     if lost := set(orders) - {q-k+v for q,k,v in triples}:
-        raise ValueError(f'mixing={mixing!r} needs order 0 (and cross_keys -m for m): nothing in {orders} makes {sorted(lost)}')
+        raise ValueError(f'mixing={mixing!r} needs order 0 (and cross_keys -m for m): '
+                         f'nothing in {orders} makes {sorted(lost)}')
     def pairs(p):
         met = [t for t in triples if t[0]-t[1] == p]
-        return list(dict.fromkeys((q, k) for q,k,v in met)), list(dict.fromkeys((v, p+v) for q,k,v in met))
+        return (list(dict.fromkeys((q, k) for q,k,v in met)),
+                list(dict.fromkeys((v, p+v) for q,k,v in met)))
     return {p: pairs(p) for p in sorted({q-k for q,k,v in triples})}
 
 # %% ../nbs/06_attention.ipynb #37e1c3bd
@@ -115,49 +120,32 @@ class HAttention(HModule):
     ):
         super().__init__()
         if dim % heads: raise ValueError(f'dim={dim} does not split into {heads} heads')
-        if rpe not in ('circular', None): raise ValueError(f"rpe is 'circular' or None, got {rpe!r}")
-        if chunk is not None and chunk < 1: raise ValueError(f'chunk is a positive number of queries or None, got {chunk}')
+        if rpe not in ('circular', None):
+            raise ValueError(f"rpe is 'circular' or None, got {rpe!r}")
+        if chunk is not None and chunk < 1:
+            raise ValueError(f'chunk is a positive number of queries or None, got {chunk}')
         self.dim, self.heads, self.orders, self.mixing = dim, heads, as_orders(orders), mixing
-        self.keep_phase, self.grid, self.chunk, self.plan = keep_phase, tuple(grid), chunk, mixing_plan(mixing, orders)
+        self.keep_phase, self.grid, self.chunk, self.plan = (
+            keep_phase, tuple(grid), chunk, mixing_plan(mixing, orders))
         pairs = self.plan.values()
-        def used(side, place): return [m for m in self.orders if any(m == o[place] for p in pairs for o in p[side])]
-        self.Q, self.K, self.V = HLinear(dim, dim, used(0, 0)), HLinear(dim, dim, used(0, 1)), HLinear(dim, dim, used(1, 0))
+        def used(side, place):
+            return [m for m in self.orders if any(m == o[place] for p in pairs for o in p[side])]
+        self.Q, self.K, self.V = (HLinear(dim, dim, used(0, 0)), HLinear(dim, dim, used(0, 1)),
+                                  HLinear(dim, dim, used(1, 0)))
         self.O = HLinear(dim, dim, orders)
         self.rpe = CircularEncoding(heads, grid) if rpe else None
 
     def check(self, x): check_tokens(x, self.orders, self.dim)
 
-    def on_planes(self,
-        x:torch.Tensor,  # (2, b, m, n, dim)
-        grid=None,       # (h, w) of the n tokens, unless it is that of the constructor
-    )->torch.Tensor:     # (2, b, m, n, dim)
-        bias, out = self._bias(x, grid), {}
-        for p, q, k, v in self._operands(x):
-            keep, made = self.keep_phase or p != 0, [m for _, m in self.plan[p][1]]
-            y = self._queries(q, k, v, bias, keep)                             # (b, a, n, 2·streams·d)
-            y = rearrange(y, 'b a n (p s d) -> s p b n (a d)', p=2, s=len(made))
-            for m, o in zip(made, y.unbind(0)): out[m] = out[m] + o if m in out else o
-        return self.O(torch.stack([out[m] for m in self.orders], 2))
-
-    def attention(self,
-        x:torch.Tensor,  # (b, m, n, dim), complex, or planes
-        grid=None,       # as in on_planes
-    ):                   # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
-        "The attention matrices, without gradients: real, or complex where the phase is kept"
-        if x.is_complex(): self.check(x)
-        x = to_planes(x) if x.is_complex() else x
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            bias = self._bias(x, grid)(slice(None))
-            maps = {p: attend(scores(q, k), bias, self.keep_phase or p != 0) for p, q, k, _ in self._operands(x)}
-        maps = {p: torch.complex(*A) if A.ndim == 5 else A for p, A in maps.items()}
-        return maps if len(maps) > 1 else maps[0]
-
-    def extra_repr(self): return f'{self.dim}, heads={self.heads}, mixing={self.mixing!r}, keep_phase={self.keep_phase}, chunk={self.chunk}'
+    def extra_repr(self):
+        return (f'{self.dim}, heads={self.heads}, mixing={self.mixing!r}, '
+                f'keep_phase={self.keep_phase}, chunk={self.chunk}')
 
 # %% ../nbs/06_attention.ipynb #b8e2f29c
 def _select(x, have, want):
     "The streams of orders `want` among those of orders `have`: (2, b, m, n, c)"
-    return x if tuple(want) == tuple(have) else torch.stack([x[:, :, have.index(m)] for m in want], 2)
+    return (x if tuple(want) == tuple(have)
+            else torch.stack([x[:, :, have.index(m)] for m in want], 2))
 
 # %% ../nbs/06_attention.ipynb #6825fdc9
 @patch
@@ -177,7 +165,8 @@ def _bias(self:HAttention, x, grid):
     check_planes(x, len(self.orders), None, self.dim)
     if self.rpe is None: return lambda rows: None
     grid = self.grid if grid is None else tuple(grid)
-    if math.prod(grid) != x.shape[3]: raise ValueError(f'{x.shape[3]} tokens are no grid of {grid}: pass grid=(h, w)')
+    if math.prod(grid) != x.shape[3]:
+        raise ValueError(f'{x.shape[3]} tokens are no grid of {grid}: pass grid=(h, w)')
     if self.chunk: return partial(self.rpe, grid)
     whole = self.rpe(grid)
     return lambda rows: whole
@@ -188,5 +177,37 @@ def _queries(self:HAttention, q, k, v, bias, keep):
     "All queries at once, or `chunk` at a time, computed again in the backward pass"
     def some(q, rows): return mix(attend(scores(q, k), bias(rows), keep), v)
     if not self.chunk: return some(q, slice(None))
-    if not torch.compiler.is_exporting(): some = partial(checkpoint, some, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([some(o, slice(i*self.chunk, (i+1)*self.chunk)) for i, o in enumerate(q.split(self.chunk, 2))], 2)
+    if not torch.compiler.is_exporting():
+        some = partial(checkpoint, some, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([some(o, slice(i*self.chunk, (i+1)*self.chunk))
+                      for i, o in enumerate(q.split(self.chunk, 2))], 2)
+
+# %% ../nbs/06_attention.ipynb #a7c31e50
+@patch
+def on_planes(self:HAttention,
+    x:torch.Tensor,  # (2, b, m, n, dim)
+    grid=None,       # (h, w) of the n tokens, unless it is that of the constructor
+)->torch.Tensor:     # (2, b, m, n, dim)
+    bias, out = self._bias(x, grid), {}
+    for p, q, k, v in self._operands(x):
+        keep, made = self.keep_phase or p != 0, [m for _, m in self.plan[p][1]]
+        y = self._queries(q, k, v, bias, keep) # (b, a, n, 2·streams·d)
+        y = rearrange(y, 'b a n (p s d) -> s p b n (a d)', p=2, s=len(made))
+        for m, o in zip(made, y.unbind(0)): out[m] = out[m] + o if m in out else o
+    return self.O(torch.stack([out[m] for m in self.orders], 2))
+
+# %% ../nbs/06_attention.ipynb #a7c31e51
+@patch
+def attention(self:HAttention,
+    x:torch.Tensor,  # (b, m, n, dim), complex, or planes
+    grid=None,       # as in on_planes
+):                   # (b, a, n, n), or {p: (b, a, n, n)} if the mixing has several
+    "The attention matrices, without gradients: real, or complex where the phase is kept"
+    if x.is_complex(): self.check(x)
+    x = to_planes(x) if x.is_complex() else x
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        bias = self._bias(x, grid)(slice(None))
+        maps = {p: attend(scores(q, k), bias, self.keep_phase or p != 0)
+                for p, q, k, _ in self._operands(x)}
+    maps = {p: torch.complex(*A) if A.ndim == 5 else A for p, A in maps.items()}
+    return maps if len(maps) > 1 else maps[0]

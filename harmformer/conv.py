@@ -26,7 +26,7 @@ def filter_orders(in_orders, out_orders)->tuple:
 # %% ../nbs/02_conv.ipynb #6866b090
 @alone
 def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(orders)·rings, k, k)
-    "The rings of every filter order, each scaled so that its loudest answer to a plane wave of magnitude 1 is 1"
+    "Rings of every filter order, each scaled so that its loudest answer to a unit plane wave is 1"
     B = torch.cat([harmonic_basis(kernel_size, rings, m) for m in orders])
     loudest = torch.fft.fft2(B, s=(4*kernel_size,)*2).abs().amax((-2, -1), keepdim=True)
     return B / loudest
@@ -34,7 +34,7 @@ def ring_basis(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (len(o
 # %% ../nbs/02_conv.ipynb #9fa3139b
 @alone
 def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->float:
-    "The largest gain, over all frequencies, of the power that a layer with ring weights of variance 1 and one channel passes on"
+    "Largest power gain over all frequencies of a one-channel layer with ring weights of variance 1"
     ms = filter_orders(in_orders, out_orders)
     power = torch.fft.fft2(ring_basis(kernel_size, rings, ms), s=(4*kernel_size,)*2).abs()**2
     power = dict(zip(ms, power.unflatten(0, (len(ms), rings)).sum(1)))
@@ -42,7 +42,9 @@ def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->fl
 
 # %% ../nbs/02_conv.ipynb #aa48ddec
 @derived
-def ring_planes(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (2, len(orders)·rings, k, k)
+def ring_planes(
+    kernel_size:int, rings:int, orders:tuple,
+)->torch.Tensor: # (2, len(orders)·rings, k, k)
     "Real and imaginary part of `ring_basis`"
     B = ring_basis(kernel_size, rings, orders)
     return torch.stack([B.real, B.imag])
@@ -60,24 +62,29 @@ def direct_conv(
     x:torch.Tensor, # (p, b, i, h, w): the planes of a field, or p = 1, an image
 )->torch.Tensor:    # (2, b, o, h, w)
     "Harmonic convolution as one real convolution"
-    C, B = real_blocks(*conv.coefficients()), ring_planes(conv.kernel_size, conv.rings, conv.orders, like=x).flip(-1, -2)
-    W = torch.einsum('rqkio,rkhw->qoihw', C, B)                         # (2, o, i, k, k): real and imaginary part of the filters
-    W = real_blocks(*W)[:len(x)].permute(1, 2, 0, 3, 4, 5)              # (2, o, p, i, k, k)
-    y = F.conv2d(x.transpose(0, 1).flatten(1, 2), W.flatten(2, 3).flatten(0, 1), padding=conv.kernel_size//2)
+    C, B = (real_blocks(*conv.coefficients()),
+            ring_planes(conv.kernel_size, conv.rings, conv.orders, like=x).flip(-1, -2))
+    W = torch.einsum('rqkio,rkhw->qoihw', C, B)             # (2, o, i, k, k): filters, re and im
+    W = real_blocks(*W)[:len(x)].permute(1, 2, 0, 3, 4, 5)  # (2, o, p, i, k, k)
+    y = F.conv2d(x.transpose(0, 1).flatten(1, 2), W.flatten(2, 3).flatten(0, 1),
+                 padding=conv.kernel_size//2)
     return y.unflatten(1, (2, -1)).transpose(0, 1)
 
 # %% ../nbs/02_conv.ipynb #94199968
 @torch.compiler.assume_constant_result
 def fft_size(n:int, kernel_size:int)->int:
-    "A length for `n` pixels and a filter that has small prime factors and no wrap-around where it matters"
+    "A length for `n` pixels and a filter: small prime factors and no wrap-around where it matters"
     return next_fast_len(max(int(n) + kernel_size//2, kernel_size), real=True)
 
 # %% ../nbs/02_conv.ipynb #08b5644f
 @derived
-def ring_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple)->torch.Tensor: # (frequencies, len(orders)·rings)
+def ring_spectra(
+    kernel_size:int, rings:int, orders:tuple, size:tuple,
+)->torch.Tensor: # (frequencies, len(orders)·rings)
     "Spectra of all rings with their middle at the origin"
     B = ring_basis(kernel_size, rings, orders)
-    B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll((-(kernel_size//2),)*2, (-2, -1))
+    B = F.pad(B, (0, size[1]-kernel_size, 0, size[0]-kernel_size)).roll(
+        (-(kernel_size//2),)*2, (-2, -1))
     return torch.fft.fft2(B).flatten(1).T.contiguous()
 
 # %% ../nbs/02_conv.ipynb #394f4e34
@@ -96,20 +103,23 @@ def _maps(X, size, shape):
 
 # %% ../nbs/02_conv.ipynb #8fb621a8
 def _blocks(b, i, o, count, device):
-    "Slices of frequencies whose matrices, of all samples and channels, are about 2 MB; on a GPU all at once"
+    "Slices of frequencies, about 2 MB of matrices, all samples and channels; on a GPU all at once"
     n = count if device.type == 'cuda' else max(1, 2**18 // (b*(i+o) + i*o))
     return [slice(s, s+n) for s in range(0, count, n)]
 
 # %% ../nbs/02_conv.ipynb #3756d579
 @torch.library.custom_op('harmformer::fourier_conv', mutates_args=())
-def _fourier_conv(x:torch.Tensor, C:torch.Tensor, kernel_size:int, rings:int, orders:list[int], train:bool
-                 )->tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    "Y = X W with W = B C at every frequency: x (p, b, i, h, w), C (2, k, i, o) → (2, b, o, h, w), and X and W if `train`"
+def _fourier_conv(
+    x:torch.Tensor, # (p, b, i, h, w)
+    C:torch.Tensor, # (2, k, i, o)
+    kernel_size:int, rings:int, orders:list[int], train:bool,
+)->tuple[torch.Tensor, torch.Tensor, torch.Tensor]: # (2, b, o, h, w), and X and W if `train`
+    "Y = X W with W = B C at every frequency"
     size, C = tuple(fft_size(n, kernel_size) for n in x.shape[-2:]), torch.complex(*C)
     B = ring_spectra(kernel_size, rings, tuple(orders), size, like=C)
     X, b, (i, o) = _spectrum(x, size), x.shape[1], C.shape[1:]
     Y, blocks = X.new_empty(b, o, len(B)), _blocks(b, i, o, len(B), x.device)
-    n = len(B) if train else blocks[0].stop                              # training keeps X and W of all frequencies
+    n = len(B) if train else blocks[0].stop  # training keeps X and W of all frequencies
     kept_X, kept_W = X.new_empty(n, b, i), X.new_empty(n, i, o)
     for s in blocks:
         k = s if train else slice(len(B[s]))
@@ -120,15 +130,19 @@ def _fourier_conv(x:torch.Tensor, C:torch.Tensor, kernel_size:int, rings:int, or
 
 # %% ../nbs/02_conv.ipynb #c0de0203
 @torch.library.custom_op('harmformer::fourier_conv_grad', mutates_args=())
-def _fourier_conv_grad(g:torch.Tensor, X:torch.Tensor, W:torch.Tensor, C:torch.Tensor, kernel_size:int, rings:int, orders:list[int], planes:int
-                      )->tuple[torch.Tensor, torch.Tensor]:
+def _fourier_conv_grad(
+    g:torch.Tensor, X:torch.Tensor, W:torch.Tensor, C:torch.Tensor,
+    kernel_size:int, rings:int, orders:list[int], planes:int,
+)->tuple[torch.Tensor, torch.Tensor]:
     "The gradients for x (planes, b, i, h, w) and C"
     size, C = tuple(fft_size(n, kernel_size) for n in g.shape[-2:]), torch.complex(*C)
     B = ring_spectra(kernel_size, rings, tuple(orders), size, like=C)
-    G, dC, (b, i, o) = _spectrum(g, size), torch.zeros_like(C).flatten(1), (g.shape[1], *C.shape[1:])
+    G, dC, (b, i, o) = (_spectrum(g, size), torch.zeros_like(C).flatten(1),
+                        (g.shape[1], *C.shape[1:]))
     dX = G.new_empty(b, i, len(B))
     for s in _blocks(b, i, o, len(B), g.device):
-        G_s = torch.conj_physical(G[..., s].permute(2, 0, 1), out=G.new_empty(len(B[s]), b, o))     # (f, b, o)
+        G_s = torch.conj_physical(G[..., s].permute(2, 0, 1),
+                                  out=G.new_empty(len(B[s]), b, o))  # (f, b, o)
         dC += B[s].mT @ (X[s].mT @ G_s).flatten(1)
         dX[..., s] = (G_s @ W[s].mT).permute(1, 2, 0)
     dx = torch.fft.fft2(dX.unflatten(2, size), norm='forward')[..., :g.shape[-2], :g.shape[-1]]
@@ -144,7 +158,8 @@ def _(x, C, kernel_size, rings, orders, train):
     return x.new_empty(2, b, o, h, w), *kept
 
 @_fourier_conv_grad.register_fake
-def _(g, X, W, C, kernel_size, rings, orders, planes): return g.new_empty(planes, g.shape[1], C.shape[2], *g.shape[-2:]), torch.empty_like(C)
+def _(g, X, W, C, kernel_size, rings, orders, planes):
+    return g.new_empty(planes, g.shape[1], C.shape[2], *g.shape[-2:]), torch.empty_like(C)
 
 # %% ../nbs/02_conv.ipynb #c0de0205
 def _keep(ctx, inputs, output):
@@ -153,9 +168,12 @@ def _keep(ctx, inputs, output):
     ctx.rest, ctx.planes = rest[:3], len(x)
 
 def _gradients(ctx, g, *_):
-    return *_fourier_conv_grad(g.contiguous(), *ctx.saved_tensors, *ctx.rest, ctx.planes), None, None, None, None
+    return (*_fourier_conv_grad(g.contiguous(), *ctx.saved_tensors, *ctx.rest, ctx.planes),
+            None, None, None, None)
 
-def _no_second(ctx, *_): raise RuntimeError("engine='fft' has first derivatives only: make the layer or model with engine='dft'")
+def _no_second(ctx, *_):
+    raise RuntimeError("engine='fft' has first derivatives only: "
+                       "make the layer or model with engine='dft'")
 
 _fourier_conv.register_autograd(_gradients, setup_context=_keep)
 _fourier_conv_grad.register_autograd(_no_second)
@@ -165,10 +183,11 @@ def fourier_conv(
     conv, x, # as in direct_conv
 )->torch.Tensor:
     "Harmonic convolution in the Fourier domain: exactly what `direct_conv` computes"
-    return _fourier_conv(x, conv.coefficients(), conv.kernel_size, conv.rings, list(conv.orders), torch.is_grad_enabled())[0]
+    return _fourier_conv(x, conv.coefficients(), conv.kernel_size, conv.rings, list(conv.orders),
+                         torch.is_grad_enabled())[0]
 
 # %% ../nbs/02_conv.ipynb #c0de0206
-def frequencies(n:int, kernel_size:int)->tuple: # (length of the transform, number of its frequencies that are not negative)
+def frequencies(n:int, kernel_size:int)->tuple: # (transform length, number of its frequencies ≥ 0)
     "An odd length: then only frequency 0 is its own negative"
     S = max(n + kernel_size//2, kernel_size) | 1
     return S, S//2 + 1
@@ -176,22 +195,29 @@ def frequencies(n:int, kernel_size:int)->tuple: # (length of the transform, numb
 # %% ../nbs/02_conv.ipynb #c0de0207
 @derived
 def waves(n:int, kernel_size:int)->torch.Tensor: # (2·F, n)
-    "Cosines, then sines, at `n` pixels about their middle, scaled so that this matrix is an isometry"
+    "Cosines, then sines, at `n` pixels about their middle, scaled to make this matrix an isometry"
     S, count = frequencies(n, kernel_size)
-    x, f = torch.arange(n, dtype=torch.float64) - (n-1)/2, torch.arange(count, dtype=torch.float64)[:, None]
+    x, f = (torch.arange(n, dtype=torch.float64) - (n-1)/2,
+            torch.arange(count, dtype=torch.float64)[:, None])
     scale = ((1 + (f > 0).double())/S).sqrt()
     return torch.cat([(2*math.pi*f*x/S).cos()*scale, (2*math.pi*f*x/S).sin()*scale])
 
 # %% ../nbs/02_conv.ipynb #c0de0208
-def to_spectrum(x:torch.Tensor, kernel_size:int)->tuple: # (..., h, w) → cosine part and sine part, each (..., 2, Fy, Fx)
+def to_spectrum(
+    x:torch.Tensor, # (..., h, w)
+    kernel_size:int,
+)->tuple:           # cosine part and sine part, each (..., 2, Fy, Fx)
     "The part of real maps in cos(f·x) and in sin(f·x), at the frequencies (fy, fx) and (fy, −fx)"
     Ty, Tx = [waves(n, kernel_size, like=x) for n in x.shape[-2:]]
-    u = (Ty @ x @ Tx.mT).unflatten(-2, (2, -1)).unflatten(-1, (2, -1))             # (..., 2, Fy, 2, Fx)
+    u = (Ty @ x @ Tx.mT).unflatten(-2, (2, -1)).unflatten(-1, (2, -1))  # (..., 2, Fy, 2, Fx)
     (cc, cs), (sc, ss) = [o.unbind(-2) for o in u.unbind(-4)]
     return torch.stack([cc-ss, cc+ss], -3), torch.stack([sc+cs, sc-cs], -3)
 
 # %% ../nbs/02_conv.ipynb #c0de0209
-def to_maps(C:torch.Tensor, S:torch.Tensor, kernel_size:int, size:tuple)->torch.Tensor: # (..., 2, Fy, Fx) → (..., h, w)
+def to_maps(
+    C:torch.Tensor, S:torch.Tensor, # (..., 2, Fy, Fx)
+    kernel_size:int, size:tuple,
+)->torch.Tensor:                    # (..., h, w)
     "The transpose of `to_spectrum`, which undoes it but for a factor of 2"
     Ty, Tx = [waves(n, kernel_size, like=C) for n in size]
     (C0, C1), (S0, S1) = C.unbind(-3), S.unbind(-3)
@@ -200,13 +226,18 @@ def to_maps(C:torch.Tensor, S:torch.Tensor, kernel_size:int, size:tuple)->torch.
 
 # %% ../nbs/02_conv.ipynb #c0de0210
 @derived
-def half_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple)->torch.Tensor: # (2, 2·Fy·Fx, len(orders)·rings)
-    "Half the spectra of the rings at the frequencies of `to_spectrum`, real and imaginary part; those of odd orders times i"
+def half_spectra(
+    kernel_size:int, rings:int, orders:tuple, size:tuple,
+)->torch.Tensor: # (2, 2·Fy·Fx, len(orders)·rings)
+    "Half the rings' spectra at the frequencies of `to_spectrum`, re and im; odd orders times i"
     t = torch.arange(kernel_size, dtype=torch.float64) - kernel_size//2
-    fy, fx = [torch.arange(F, dtype=torch.float64)/S for S, F in (frequencies(n, kernel_size) for n in size)]
+    fy, fx = [torch.arange(F, dtype=torch.float64)/S
+              for S, F in (frequencies(n, kernel_size) for n in size)]
     ey, ex = [torch.exp(-2j*math.pi*f[..., None]*t) for f in (fy, torch.stack([fx, -fx]))]
-    B = torch.einsum('kyx,ay,sbx->sabk', ring_basis(kernel_size, rings, orders), ey, ex).flatten(0, 2)
-    B = B * torch.tensor([.5j if m % 2 else .5 for m in orders for _ in range(rings)], dtype=B.dtype)
+    B = torch.einsum(
+        'kyx,ay,sbx->sabk', ring_basis(kernel_size, rings, orders), ey, ex).flatten(0, 2)
+    B = B * torch.tensor([.5j if m % 2 else .5 for m in orders for _ in range(rings)],
+                         dtype=B.dtype)
     return torch.stack([B.real, B.imag])
 
 # %% ../nbs/02_conv.ipynb #c0de0211
@@ -219,40 +250,51 @@ def odd_streams(orders:tuple, channels:int)->torch.Tensor: # (len(orders)·chann
 def dft_conv(
     conv, x, # as in direct_conv
 )->torch.Tensor:
-    "The same as `fourier_conv`, with the transforms as products with matrices: real numbers and ordinary operations only"
+    "Like `fourier_conv`, transforms as matrix products: only real numbers and ordinary operations"
     k, size = conv.kernel_size, tuple(x.shape[-2:])
-    odd_in, odd_out = [odd_streams(m, c, like=x) for m, c in ((conv.in_orders, conv.in_channels), (conv.out_orders, conv.out_channels))]
-    C, S = to_spectrum(x, k)                                                       # (p, b, i, 2, Fy, Fx)
+    odd_in, odd_out = [odd_streams(m, c, like=x)
+                       for m, c in ((conv.in_orders, conv.in_channels),
+                                    (conv.out_orders, conv.out_channels))]
+    C, S = to_spectrum(x, k)                                            # (p, b, i, 2, Fy, Fx)
     odd = odd_in[:, None, None, None]
-    X = torch.stack([torch.where(odd, S, C), torch.where(odd, -C, S)])             # one matrix serves f and −f
-    c, s = conv.coefficients() * (1 - 2*(odd_in[:, None] & ~odd_out).to(x.dtype))  # −1 from odd to even orders
-    W = torch.einsum('rfk,rqkio->fiqo', half_spectra(k, conv.rings, conv.orders, size, like=x), real_blocks(c, s))
-    P = torch.einsum('spbif,fiqo->qpsbof', X.flatten(-3), W)                       # both parts of W with all planes of X
+    X = torch.stack([torch.where(odd, S, C), torch.where(odd, -C, S)])  # one matrix serves f and −f
+    # −1 from odd to even orders
+    c, s = conv.coefficients() * (1 - 2*(odd_in[:, None] & ~odd_out).to(x.dtype))
+    W = torch.einsum('rfk,rqkio->fiqo', half_spectra(k, conv.rings, conv.orders, size, like=x),
+                     real_blocks(c, s))
+    P = torch.einsum('spbif,fiqo->qpsbof', X.flatten(-3), W)            # parts of W × planes of X
     Y = torch.stack([P[0, 0] - P[1, 1], P[1, 0] + P[0, 1]]) if len(x) == 2 else P[:, 0]
-    first, second = Y.unflatten(-1, C.shape[-3:]).unbind(1)                        # (2, b, o, 2, Fy, Fx)
+    first, second = Y.unflatten(-1, C.shape[-3:]).unbind(1)             # (2, b, o, 2, Fy, Fx)
     odd = odd_out[:, None, None, None]
     return to_maps(torch.where(odd, -second, first), torch.where(odd, first, second), k, size)
 
 # %% ../nbs/02_conv.ipynb #1c3c03c6
 ENGINES = dict(direct=direct_conv, fft=fourier_conv, dft=dft_conv)
 
-def pick_engine(kernel_size:int, size:tuple, taps:float=8.)->str:
-    "The fastest engine for maps of `size`, if the transforms cost as much as `taps` taps of a direct kernel; `dft` where only ordinary operations will do"
-    (h, w), transformed = size, torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
-    if kernel_size**2 * h*w <= taps * fft_size(h, kernel_size)*fft_size(w, kernel_size): return 'direct'
+def pick_engine(
+    kernel_size:int, size:tuple,
+    taps:float=8., # taps of a direct kernel that cost as much as the transforms
+)->str:
+    "The fastest engine for maps of `size`; `dft` where only ordinary operations will do"
+    (h, w), transformed = size, (torch._C._functorch.maybe_current_level() is not None
+                                 or forward_ad._current_level >= 0)
+    if kernel_size**2 * h*w <= taps * fft_size(h, kernel_size)*fft_size(w, kernel_size):
+        return 'direct'
     return 'dft' if transformed or torch.compiler.is_exporting() else 'fft'
 
 # %% ../nbs/02_conv.ipynb #c0de0212
 @derived
-def filter_places(orders:tuple, in_orders:tuple, out_orders:tuple)->torch.Tensor: # (orders, in_orders, out_orders)
+def filter_places(
+    orders:tuple, in_orders:tuple, out_orders:tuple,
+)->torch.Tensor: # (orders, in_orders, out_orders)
     "1 where a filter of order k leads from stream m1 to stream m = m1 + k"
-    return torch.tensor([[[float(m-m1 == k) for m in out_orders] for m1 in in_orders] for k in orders], dtype=torch.float64)
+    return torch.tensor([[[float(m-m1 == k) for m in out_orders] for m1 in in_orders]
+                         for k in orders], dtype=torch.float64)
 
 # %% ../nbs/02_conv.ipynb #6e389fbb
 class HConv2d(HModule):
-    "Harmonic convolution (Lemma 4.1): streams of `in_orders` to streams of `out_orders`, same size, zeros outside"
-    def __init__(self,
-        in_channels:int, out_channels:int, # per stream
+    "Harmonic convolution (Lemma 4.1): streams `in_orders` → `out_orders`, same size, zeros outside"
+    def __init__(self, in_channels:int, out_channels:int, # per stream
         kernel_size:int=15,                # odd
         rings:int=3,                       # learned radii of each filter
         in_orders=(-1,0,1),                # (0,) also takes real images: the lifting convolution
@@ -260,11 +302,14 @@ class HConv2d(HModule):
         engine:str='auto',                 # 'fft', 'direct', or whichever is faster
     ):
         super().__init__()
-        if engine not in (*ENGINES, 'auto'): raise ValueError(f"engine is 'auto', 'fft' or 'direct', got {engine!r}")
-        self.in_channels, self.out_channels, self.kernel_size, self.rings, self.engine = in_channels, out_channels, kernel_size, rings, engine
+        if engine not in (*ENGINES, 'auto'):
+            raise ValueError(f"engine is 'auto', 'fft' or 'direct', got {engine!r}")
+        self.in_channels, self.out_channels, self.kernel_size, self.rings, self.engine = (
+            in_channels, out_channels, kernel_size, rings, engine)
         self.in_orders, self.out_orders = as_orders(in_orders), as_orders(out_orders)
-        self.orders, self.images = check_grid(kernel_size, rings, filter_orders(in_orders, out_orders)), self.in_orders == (0,)
-        self.weight = nn.Parameter(torch.empty(len(self.orders), rings, in_channels, out_channels)) # R of Def. 4.1
+        self.orders, self.images = check_grid(
+            kernel_size, rings, filter_orders(in_orders, out_orders)), self.in_orders == (0,)
+        self.weight = nn.Parameter(torch.empty(len(self.orders), rings, in_channels, out_channels))
         self.beta = nn.Parameter(torch.empty(len(self.orders), in_channels, out_channels))
         self.reset_parameters()
 
@@ -273,33 +318,37 @@ class HConv2d(HModule):
         nn.init.normal_(self.weight, std=(gain*self.in_channels)**-.5)
         nn.init.uniform_(self.beta, 0, 2*math.pi)
 
-    def coefficients(self)->torch.Tensor: # (2, orders·rings, in_orders·in_channels, out_orders·out_channels)
+    def coefficients(self)->torch.Tensor: # (2, orders·rings, in_orders·c_in, out_orders·c_out)
         "R e^{iβ} at its place between input and output streams: real and imaginary part"
-        w, beta = self.weight, self.beta[:, None]
+        w, beta = self.weight, self.beta[:, None] # R of Def. 4.1, and β
         c = torch.stack([w*beta.cos(), w*beta.sin()])
         fits = filter_places(self.orders, self.in_orders, self.out_orders, like=w)
         return torch.einsum('pkrio,kmn->pkrmino', c, fits).flatten(5).flatten(3, 4).flatten(1, 2)
 
     def check(self, x): check_conv_input(self, x)
-
-    def on_planes(self, x): # (2, b, in_orders, in_channels, h, w) → (2, b, out_orders, out_channels, h, w)
+    def on_planes(self, x): # (2, b, in_orders, c_in, h, w) → (2, b, out_orders, c_out, h, w)
         if x.ndim != 6: check_conv_input(self, x)
         check_planes(x, len(self.in_orders), self.in_channels, None, None)
-        engine = pick_engine(self.kernel_size, x.shape[-2:]) if self.engine == 'auto' else self.engine
-        return ENGINES[engine](self, x.flatten(2, 3)).unflatten(2, (len(self.out_orders), self.out_channels))
+        engine = pick_engine(self.kernel_size, x.shape[-2:]) if self.engine=='auto' else self.engine
+        return ENGINES[engine](self, x.flatten(2, 3)).unflatten(
+            2, (len(self.out_orders), self.out_channels))
 
-    def extra_repr(self):
-        return (f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rings={self.rings}, '
-                f'orders={self.in_orders}→{self.out_orders}, engine={self.engine!r}')
+    def extra_repr(self): return (
+        f'{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, '
+        f'rings={self.rings}, orders={self.in_orders}→{self.out_orders}, engine={self.engine!r}')
 
 # %% ../nbs/02_conv.ipynb #c356a312
 def check_conv_input(conv, x):
     "Say what is wrong with the input `x` of `conv`, if anything is"
     image = conv.in_orders == (0,) and not x.is_complex()
-    want = f'(b, {conv.in_channels}, h, w), real' if image else f'(b, {len(conv.in_orders)}, {conv.in_channels}, h, w), complex'
-    if x.ndim != (4 if image else 5): raise ValueError(f'HConv2d takes {want}; got {x.dtype} {tuple(x.shape)}')
+    want = (f'(b, {conv.in_channels}, h, w), real' if image else
+            f'(b, {len(conv.in_orders)}, {conv.in_channels}, h, w), complex')
+    if x.ndim != (4 if image else 5):
+        raise ValueError(f'HConv2d takes {want}; got {x.dtype} {tuple(x.shape)}')
     if not image: check_field(x, conv.in_orders)
-    if x.shape[-3] != conv.in_channels: raise ValueError(f'{conv.in_channels} channels expected, {want}; got {tuple(x.shape)}')
+    if x.shape[-3] != conv.in_channels:
+        raise ValueError(f'{conv.in_channels} channels expected, {want}; got {tuple(x.shape)}')
     if min(x.shape) == 0: raise ValueError(f'nothing to convolve: the input is {tuple(x.shape)}')
     if x.real.dtype != conv.weight.dtype:
-        raise TypeError(f'input {x.dtype} but weights {conv.weight.dtype}: convert one of them, such as with layer.to(torch.{str(x.real.dtype)[6:]})')
+        raise TypeError(f'input {x.dtype} but weights {conv.weight.dtype}: convert one of them, '
+                        f'such as with layer.to(torch.{str(x.real.dtype)[6:]})')

@@ -21,7 +21,8 @@ class HMLP(HModule):
         orders=(-1,0,1), # of the streams
     ):
         super().__init__()
-        self.up, self.act, self.down = HLinear(dim, hidden, orders), CReLU(hidden, orders), HLinear(hidden, dim, orders)
+        self.up, self.act, self.down = (HLinear(dim, hidden, orders), CReLU(hidden, orders),
+                                        HLinear(hidden, dim, orders))
 
     def check(self, x): self.up.check(x)
     def on_planes(self, x): return self.down(self.act(self.up(x))) # (2, b, m, n, dim)
@@ -46,8 +47,10 @@ class HEncoderBlock(HModule):
         self.drop = HDropout(dropout)
 
     def check(self, x): self.attn.check(x)
-    def attention(self, x, grid=None): return self.attn.attention(self.norm1(x), grid) # as HAttention.attention
+    def attention(self, x, grid=None): # as HAttention.attention
+        return self.attn.attention(self.norm1(x), grid)
 
-    def on_planes(self, x, grid=None): # (2, b, m, n, dim); grid: (h, w) of the tokens; None: as built
+    def on_planes(self, x, grid=None): # (2, b, m, n, dim)
+        # grid: (h, w) of the tokens; None: as built
         x = x + self.drop(self.attn(self.norm1(x), grid))
         return x + self.drop(self.mlp(self.norm2(x)))

@@ -18,7 +18,8 @@ from torch import nn
 # %% ../nbs/00_fields.ipynb #cecd883e
 def pixel_grid(h:int, w:int, dtype=torch.float64, device=None):
     "Pixel centres about the middle of a map: x to the right and y up, each (h, w), in pixels"
-    row, col = torch.meshgrid(*[torch.arange(n, dtype=dtype, device=device) - (n-1)/2 for n in (h, w)], indexing='ij')
+    row, col = torch.meshgrid(
+        *[torch.arange(n, dtype=dtype, device=device) - (n-1)/2 for n in (h, w)], indexing='ij')
     return col, -row
 
 # %% ../nbs/00_fields.ipynb #ba25e3e6
@@ -26,7 +27,8 @@ def _sample(x, degrees, mode):
     "The (n, c, h, w) maps `x` at R⁻¹p for every pixel centre p, zeros outside"
     h, w = x.shape[-2:]
     px, py = pixel_grid(h, w, x.dtype, x.device)
-    a = torch.as_tensor(degrees, dtype=torch.float64, device=x.device).deg2rad()     # one angle, or (n, 1, 1)
+    # one angle, or (n, 1, 1)
+    a = torch.as_tensor(degrees, dtype=torch.float64, device=x.device).deg2rad()
     c, s = a.cos().to(x.dtype), a.sin().to(x.dtype)
     grid = torch.stack([(c*px + s*py)*2/w, (s*px - c*py)*2/h], -1)    # grid_sample's y points down
     return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode=mode, align_corners=False)
@@ -36,16 +38,20 @@ def _angles(degrees):
     "A finite float, or a list of them"
     degrees = degrees.tolist() if hasattr(degrees, 'tolist') else degrees
     many = [float(a) for a in (degrees if isinstance(degrees, (list, tuple)) else [degrees])]
-    if not all(map(math.isfinite, many)): raise ValueError(f'an angle in degrees is a finite number, got {degrees}')
+    if not all(map(math.isfinite, many)):
+        raise ValueError(f'an angle in degrees is a finite number, got {degrees}')
     return many if isinstance(degrees, (list, tuple)) else many[0]
 
 # %% ../nbs/00_fields.ipynb #37354ccd
 def _rotate_each(x, degrees, mode):
     "One angle per sample"
     if len(degrees) != len(x): raise ValueError(f'{len(degrees)} angles for {len(x)} samples')
-    if x.shape[-1] != x.shape[-2]: raise ValueError(f'one angle per sample needs square maps, got {tuple(x.shape)}')
-    if x.is_complex(): return torch.complex(*[_rotate_each(o, degrees, mode) for o in (x.real, x.imag)])
-    y = _sample(x.reshape(len(x), -1, *x.shape[-2:]), torch.tensor(degrees, dtype=torch.float64).view(-1, 1, 1), mode).reshape(x.shape)
+    if x.shape[-1] != x.shape[-2]:
+        raise ValueError(f'one angle per sample needs square maps, got {tuple(x.shape)}')
+    if x.is_complex():
+        return torch.complex(*[_rotate_each(o, degrees, mode) for o in (x.real, x.imag)])
+    y = _sample(x.reshape(len(x), -1, *x.shape[-2:]),
+                torch.tensor(degrees, dtype=torch.float64).view(-1, 1, 1), mode).reshape(x.shape)
     for i, a in enumerate(degrees):
         if a % 90 == 0: y[i] = rotate_image(x[i], a)             # exact
     return y
@@ -61,7 +67,8 @@ def rotate_image(
     if isinstance(degrees, list): return _rotate_each(x, degrees, mode)
     quarters, rest = divmod(degrees, 90)
     if rest == 0: return torch.rot90(x, int(quarters), (-2, -1))
-    if x.is_complex(): return torch.complex(*[rotate_image(o, degrees, mode) for o in (x.real, x.imag)])
+    if x.is_complex():
+        return torch.complex(*[rotate_image(o, degrees, mode) for o in (x.real, x.imag)])
     return _sample(x.reshape(1, -1, *x.shape[-2:]), degrees, mode).reshape(x.shape)
 
 # %% ../nbs/00_fields.ipynb #4302db6f
@@ -93,8 +100,11 @@ def phase_shift(m:int, degrees:float)->complex:
 def check_field(z, orders)->tuple:
     "`orders` as a tuple, or an error that says why `z` is no field of these orders"
     orders = as_orders(orders)
-    if z.ndim != 5 or not z.is_complex(): raise ValueError(f'a field is complex (b, m, c, h, w), got {z.dtype} {tuple(z.shape)}')
-    if z.shape[1] != len(orders): raise ValueError(f'{len(orders)} orders {orders} but {z.shape[1]} streams in {tuple(z.shape)}')
+    if z.ndim != 5 or not z.is_complex():
+        raise ValueError(f'a field is complex (b, m, c, h, w), got {z.dtype} {tuple(z.shape)}')
+    if z.shape[1] != len(orders):
+        raise ValueError(f'{len(orders)} orders {orders} but {z.shape[1]} streams '
+                         f'in {tuple(z.shape)}')
     return orders
 
 # %% ../nbs/00_fields.ipynb #0d915216
@@ -107,7 +117,8 @@ def rotate_field(
     "Turn a field: the map turns, and stream m is multiplied by e^{imα}"
     orders = check_field(z, orders)
     angles = a if isinstance(a := _angles(degrees), list) else [a]
-    phases = torch.tensor([[phase_shift(m, a) for m in orders] for a in angles], dtype=z.dtype, device=z.device)
+    phases = torch.tensor([[phase_shift(m, a) for m in orders] for a in angles],
+                          dtype=z.dtype, device=z.device)
     return rotate_image(z, degrees, mode) * phases[..., None, None, None]
 
 # %% ../nbs/00_fields.ipynb #c0de0001
@@ -122,23 +133,26 @@ def to_complex(x:torch.Tensor)->torch.Tensor: # real (2, ...) → complex (...)
 
 # %% ../nbs/00_fields.ipynb #c0de0003
 class HModule(nn.Module):
-    "A layer that computes `on_planes`. Called with a complex field or complex tokens, it converts on the way in and on the way out"
-    images = False                                  # does it also take images (b, c, h, w)? They are one plane, one stream
-    def check(self, x): pass                        # says what is wrong with an input from outside
+    "A layer that computes `on_planes`, and converts complex fields or tokens on the way in and out"
+    images = False           # does it also take images (b, c, h, w)? They are one plane, one stream
+    def check(self, x): pass # says what is wrong with an input from outside
 
     def forward(self, x, *args, **kwargs):
         image = self.images and not x.is_complex() and x.ndim == 4
         with torch.autocast(x.device.type, enabled=False): # half precision is not HE: see 13_train
             if not (x.is_complex() or image): return self.on_planes(x, *args, **kwargs)
             self.check(x)
-            return to_complex(self.on_planes(x[None, :, None] if image else to_planes(x), *args, **kwargs))
+            return to_complex(self.on_planes(
+                x[None, :, None] if image else to_planes(x), *args, **kwargs))
 
 # %% ../nbs/00_fields.ipynb #c0de0004
 def check_planes(x, *shape):
-    "Say so if `x` is no planes (2, b, ...) whose shape continues as `shape`, where None is any number"
-    if x.ndim != len(shape)+2 or len(x) > 2 or any(n is not None and n != k for n, k in zip(shape, x.shape[2:])):
+    "Say so if `x` is no planes (2, b, ...) whose shape continues as `shape` (None: any number)"
+    if (x.ndim != len(shape)+2 or len(x) > 2
+            or any(n is not None and n != k for n, k in zip(shape, x.shape[2:]))):
         said = ', '.join('·' if n is None else str(n) for n in shape)
-        raise ValueError(f'fields and tokens are complex (b, {said}), their planes real (2, b, {said}); got {x.dtype} {tuple(x.shape)}')
+        raise ValueError(f'fields and tokens are complex (b, {said}), their planes real '
+                         f'(2, b, {said}); got {x.dtype} {tuple(x.shape)}')
 
 # %% ../nbs/00_fields.ipynb #9da14c55
 def field_rgb(z, vmax=None):
@@ -166,9 +180,9 @@ def phase_wheel(ax, n=64):
 
 # %% ../nbs/00_fields.ipynb #2f2c6247
 def _canvas(rows, cols, size, wheel):
-    "A figure that shows itself once, where a cell ends with it, and its axes; the wheel has a column of its own"
-    fig, axs = plt.subplots(rows, cols+wheel, figsize=(size*(cols + .6*wheel), size*rows), squeeze=False,
-                            width_ratios=[1]*cols + [.6]*wheel, layout='constrained')
+    "A figure, shown once where a cell ends with it, and its axes; the wheel has its own column"
+    fig, axs = plt.subplots(rows, cols+wheel, figsize=(size*(cols + .6*wheel), size*rows),
+                            squeeze=False, width_ratios=[1]*cols + [.6]*wheel, layout='constrained')
     plt.close(fig)
     if wheel:
         for ax in axs[:, -1]: ax.axis('off')
@@ -195,7 +209,8 @@ def show_field(
     orders, z = check_field(z, orders), z[sample, :, :channels]
     fig, axs = _canvas(z.shape[1], len(orders), size, wheel=True)
     for c, row in enumerate(axs):
-        for ax, m, y in zip(row, orders, z[:, c]): _panel(ax, y, z.abs().max(), '' if c else f'm = {m}')
+        for ax, m, y in zip(row, orders, z[:, c]):
+            _panel(ax, y, z.abs().max(), '' if c else f'm = {m}')
     fig.suptitle(title, fontsize=9)
     return fig
 
@@ -207,9 +222,10 @@ def _turn(x, degrees, orders):
 # %% ../nbs/00_fields.ipynb #761ee510
 def _streams(y, orders):
     "A layer's output as (field, orders)"
-    if y.ndim == 2: y, orders = y[..., None, None], (0,)            # (b, c): invariant, a map of one pixel
-    if not y.is_complex(): y, orders = y.flatten(1, -3) + 0j, (0,)  # (b, c, h, w), or magnitudes (b, m, c, h, w)
-    if y.ndim == 4: y = y[:, None]                                  # (b, c, h, w): one stream
+    if y.ndim == 2: y, orders = y[..., None, None], (0,) # (b, c): invariant, a map of one pixel
+    # real: (b, c, h, w), or magnitudes (b, m, c, h, w)
+    if not y.is_complex(): y, orders = y.flatten(1, -3) + 0j, (0,)
+    if y.ndim == 4: y = y[:, None]                       # (b, c, h, w): one stream
     return y, check_field(y, orders)
 
 # %% ../nbs/00_fields.ipynb #dddded30
@@ -219,16 +235,20 @@ def _per_order(a, b, orders):
 
 # %% ../nbs/00_fields.ipynb #a9e10002
 def layer_orders(layer, in_orders=None, out_orders=None)->tuple: # (in_orders, out_orders)
-    "The orders that `layer` takes and gives: those given here, or what the layer says, or (-1, 0, 1)"
-    first, last = (layer[0], layer[-1]) if isinstance(layer, nn.Sequential) and len(layer) else (layer, layer)
-    def said(f, side): return getattr(f, f'{side}_orders', None) or getattr(f, 'orders', None) or (-1, 0, 1)
+    "The orders `layer` takes and gives: those given here, or what the layer says, or (-1, 0, 1)"
+    first, last = ((layer[0], layer[-1]) if isinstance(layer, nn.Sequential) and len(layer)
+                   else (layer, layer))
+    def said(f, side):
+        return getattr(f, f'{side}_orders', None) or getattr(f, 'orders', None) or (-1, 0, 1)
     return in_orders or said(first, 'in'), out_orders or said(last, 'out')
 
 # %% ../nbs/00_fields.ipynb #a9e10003
 def _check_question(x, degrees):
     "Reject an empty batch or an angle that is no number: the error would be NaN"
-    if x.numel() == 0: raise ValueError(f'an HE error needs at least one sample and pixel, got {tuple(x.shape)}')
-    if not math.isfinite(degrees): raise ValueError(f'an angle in degrees is a finite number, got {degrees}')
+    if x.numel() == 0:
+        raise ValueError(f'an HE error needs at least one sample and pixel, got {tuple(x.shape)}')
+    if not math.isfinite(degrees):
+        raise ValueError(f'an angle in degrees is a finite number, got {degrees}')
 
 # %% ../nbs/00_fields.ipynb #b7ffff4b
 @torch.no_grad()
@@ -259,7 +279,7 @@ def _look(y, orders, order, channel=0):
 
 # %% ../nbs/00_fields.ipynb #11ad0c9d
 def _show_rows(rows, titles):
-    "A grid of maps from {name: maps}; all rows below the first share one brightness, that of the second"
+    "A grid of maps from {name: maps}; rows below the first share one brightness, the second's"
     fig, axs = _canvas(len(rows), len(titles), 1.2, wheel=list(rows.values())[1][0].is_complex())
     top = [max(float(y.abs().max()) for y in maps) for maps in rows.values()]
     for k, (axrow, (name, maps)) in enumerate(zip(axs, rows.items())):
@@ -278,7 +298,7 @@ def show_equivariance(
     gain:float=5.,           # the difference is drawn this much brighter
     radius:float=None,       # of the errors in the titles
 ):
-    "Rows: input, f(rotated x), rotated f(x), their difference. Titles: each angle with its `he_error`"
+    "Rows: input, f(rotated x), rotated f(x), difference. Titles: each angle with its `he_error`"
     (in_orders, out_orders), y = layer_orders(layer, in_orders, out_orders), layer(x)
     if not y.is_complex(): order, out_orders = 0, (0,)
     ins = [_turn(x, a, in_orders) for a in degrees]
@@ -286,7 +306,8 @@ def show_equivariance(
     want = [rotate_image(_look(y, out_orders, order, channel), a) for a in degrees]
     if y.is_complex(): want = [o*phase_shift(order, a) for o,a in zip(want, degrees)]
     errors = [he_error(layer, x, a, in_orders, out_orders, radius)[order] for a in degrees]
-    return _show_rows({'input': [_look(o, in_orders, order) for o in ins], 'f(rotated x)': got, 'rotated f(x)': want,
+    return _show_rows({'input': [_look(o, in_orders, order) for o in ins],
+                       'f(rotated x)': got, 'rotated f(x)': want,
                        f'difference × {gain:g}': [(g-w)*gain for g,w in zip(got, want)]},
                       [f'{a:g}°: error {e:.2g}' for a,e in zip(degrees, errors)])
 
@@ -297,7 +318,8 @@ def _check_varies(layer, x, tol, orders):
     fade = torch.linspace(0, 1, x.shape[-2], dtype=x.real.dtype, device=x.device)[:, None]
     (a, orders), (b, _) = [_streams(layer(o), orders) for o in (x*fade, x)]
     idle = [m for m, e in _per_order(a, b, orders).items() if not e > tol]
-    assert not idle, f'orders {idle} are zero or do not depend on the input, so their HE error means nothing'
+    assert not idle, (f'orders {idle} are zero or do not depend on the input, '
+                      'so their HE error means nothing')
 
 # %% ../nbs/00_fields.ipynb #ec0679e6
 def assert_he(layer, x, degrees, tol, in_orders=None, out_orders=None, radius=None):
@@ -305,11 +327,12 @@ def assert_he(layer, x, degrees, tol, in_orders=None, out_orders=None, radius=No
     _check_varies(layer, x, tol, layer_orders(layer, in_orders, out_orders)[1])
     errors = he_error(layer, x, degrees, in_orders, out_orders, radius)
     told = ', '.join(f'order {m}: {e:.2g}' for m, e in errors.items())
-    assert all(e <= tol for e in errors.values()), f'HE error at {degrees:g}° exceeds {tol:g}: {told}'
+    assert all(e <= tol for e in errors.values()), (
+        f'HE error at {degrees:g}° exceeds {tol:g}: {told}')
 
 # %% ../nbs/00_fields.ipynb #7eaae887
 def _plane(n, degrees):
-    "R⁻¹p as x + iy, for the pixel centres p of a map of n×n or n = (h, w) pixels whose shorter side is [-1, 1]"
+    "R⁻¹p as x + iy, for the pixel centres p of n×n or n = (h, w) pixels, the shorter side [-1, 1]"
     h, w = (n, n) if isinstance(n, int) else n
     return torch.complex(*pixel_grid(h, w)) * 2/min(h, w) * phase_shift(-1, degrees)
 
@@ -319,18 +342,23 @@ def analytic_image(
     degrees:float=0., # turned counter-clockwise
     seed:int=0, channels:int=1, batch:int=1, dtype=torch.float64,
 )->torch.Tensor:      # (batch, channels, h, w)
-    "A smooth function that vanishes outside the unit disc, sampled at turned coordinates: nothing is interpolated"
+    "A smooth function, zero outside the unit disc, sampled at turned coordinates: no interpolation"
     z, tau = _plane(n, degrees), 2*math.pi
-    u = torch.rand(5, 16, batch, channels, 1, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    u = torch.rand(5, 16, batch, channels, 1, 1,
+                   generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     centre, wave = torch.polar(.75*u[0].sqrt(), tau*u[1]), torch.polar(3 + 6*u[2], tau*u[3])
     def blob(c, k, p): return torch.exp(-18*(z-c).abs()**2) * torch.cos((k.conj()*(z-c)).real + p)
     return (sum(map(blob, centre, wave, tau*u[4])) * (1 - z.abs()**2).clamp(min=0)**3).to(dtype)
 
 # %% ../nbs/00_fields.ipynb #17679b49
-def analytic_field(n, degrees:float=0., orders=(-1,0,1), channels:int=1, seed:int=0, batch:int=1, dtype=torch.complex128):
+def analytic_field(
+    n, degrees:float=0., orders=(-1,0,1), channels:int=1, seed:int=0, batch:int=1,
+    dtype=torch.complex128,
+):
     "A field (batch, m, channels, h, w) sampled at turned coordinates, stream m times e^{imα}"
     orders = as_orders(orders)
-    z = analytic_image(n, degrees, seed, 2*len(orders)*channels, batch).unflatten(1, (2, len(orders), channels))
+    z = analytic_image(n, degrees, seed, 2*len(orders)*channels, batch).unflatten(
+        1, (2, len(orders), channels))
     phases = torch.tensor([phase_shift(m, degrees) for m in orders], dtype=torch.complex128)
     return (torch.complex(*z.unbind(1)) * phases[:, None, None, None]).to(dtype)
 
@@ -347,7 +375,7 @@ def analytic_he_error(
     degrees:float,       # any angle
     n=65,                # pixels of a side; odd, so that the middle is a pixel
     in_orders=None,      # the layer takes images, or fields of these orders
-    out_orders=None,     # of the output, if it is complex; by default what the layer says, or (-1, 0, 1)
+    out_orders=None,     # of a complex output; by default what the layer says, or (-1, 0, 1)
     channels:int=1, seed:int=0, batch:int=4, dtype=torch.float64, # of the input
 )->dict:                 # {m: relative error}
     "HE error in the middle of the map, between two samplings of one continuous function"

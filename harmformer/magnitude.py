@@ -15,9 +15,10 @@ from torch.distributed.nn.functional import all_reduce
 from .fields import HModule, as_orders, check_field, check_planes, to_complex, to_planes
 
 # %% ../nbs/03_magnitude.ipynb #27e80d8c
-def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # complex (...) or planes (2, ...) → real (...)
+def magnitude(z:torch.Tensor, eps:float=1e-5)->torch.Tensor: # complex or planes (2, ...) → real
     "√(|z|² + ε): the magnitude, with a gradient that is 0 at 0"
-    square = torch.view_as_real(z.resolve_conj()).square().sum(-1) if z.is_complex() else z.square().sum(0)
+    square = (torch.view_as_real(z.resolve_conj()).square().sum(-1) if z.is_complex()
+              else z.square().sum(0))
     return (square + eps).sqrt()
 
 # %% ../nbs/03_magnitude.ipynb #9eff0689
@@ -56,7 +57,8 @@ class CReLU(HModule):
     ):
         super().__init__()
         shape = (channels,) if orders is None else (len(as_orders(orders)), channels)
-        self.b, self.a = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.ones(shape)) if scale else None
+        self.b, self.a = (
+            nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.ones(shape)) if scale else None)
         self.eps = eps
 
     def on_planes(self, z): # (2, b, m, c, h, w), or tokens (2, b, m, n, c)
@@ -80,7 +82,7 @@ def moments(
 # %% ../nbs/03_magnitude.ipynb #c0de0301
 @torch.no_grad()
 def track(norm, mean, var, n):
-    "Move the running statistics of `norm` towards `mean` and the unbiased variance, as torch's batch norms do"
+    "Move the running statistics of `norm` towards `mean` and the unbiased variance, as torch does"
     norm.running_mean.lerp_(mean, norm.momentum)
     norm.running_var.lerp_(var * n/max(n-1, 1), norm.momentum)
 
@@ -90,22 +92,27 @@ class _MagnitudeNorm(HModule):
     low = 0.
     def __init__(self,
         channels:int, orders=(-1,0,1), # of the fields
-        stats:str='order',   # mean and variance for each order and channel, or 'shared' by the orders
+        stats:str='order',   # mean and variance per order and channel, or 'shared' by the orders
         eps:float=1e-5,      # under the roots of variance and magnitude
         momentum:float=0.1,  # of the running statistics
         bias:float=0.,       # b to start with: at 0, what is above the mean passes
     ):
         super().__init__()
-        if stats not in ('order', 'shared'): raise ValueError(f"stats is 'order' or 'shared', got {stats!r}")
-        self.channels, self.orders, self.stats, self.eps, self.momentum = channels, as_orders(orders), stats, eps, momentum
-        self.a, self.b = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.full((channels,), float(bias)))
+        if stats not in ('order', 'shared'):
+            raise ValueError(f"stats is 'order' or 'shared', got {stats!r}")
+        self.channels, self.orders, self.stats, self.eps, self.momentum = (
+            channels, as_orders(orders), stats, eps, momentum)
+        self.a, self.b = (
+            nn.Parameter(torch.ones(channels)), nn.Parameter(torch.full((channels,), float(bias))))
         shape = (len(self.orders) if stats == 'order' else 1), channels
         self.register_buffer('running_mean', torch.zeros(shape))
         self.register_buffer('running_var', torch.ones(shape))
 
     def check(self, z):
         check_field(z, self.orders)
-        if z.shape[2] != self.channels: raise ValueError(f'{self.channels} channels expected, got {z.shape[2]} in {tuple(z.shape)}')
+        if z.shape[2] != self.channels:
+            raise ValueError(
+                f'{self.channels} channels expected, got {z.shape[2]} in {tuple(z.shape)}')
 
     def on_planes(self, z):                                # (2, b, m, c, h, w)
         check_planes(z, len(self.orders), self.channels, None, None)
@@ -115,7 +122,7 @@ class _MagnitudeNorm(HModule):
         y = (X*along(A, z) + along(self.b - mean*A, z)).clamp(min=self.low)    # a·X̂ + b, cut off
         return z * (y/X)
 
-    def statistics(self, X):                               # (b, m, c, h, w) → mean and variance, each (m, c) or (1, c)
+    def statistics(self, X): # (b, m, c, h, w) → mean and variance, each (m, c) or (1, c)
         if not self.training: return self.running_mean, self.running_var
         mean, var, n = moments(X, (0, 3, 4) if self.stats == 'order' else (0, 1, 3, 4))
         mean, var = [o.view_as(self.running_mean) for o in (mean, var)]
@@ -130,7 +137,7 @@ class HNormAct(_MagnitudeNorm):
 
 # %% ../nbs/03_magnitude.ipynb #6713945d
 class CBatchNorm(_MagnitudeNorm):
-    "ℂ-BN of H-Nets (Def. A.3), whose γ and β are called a and b here; magnitudes may become negative"
+    "ℂ-BN of H-Nets (Def. A.3), with γ and β called a and b here; magnitudes may become negative"
     low = -math.inf
 
 # %% ../nbs/03_magnitude.ipynb #78f04025
@@ -152,7 +159,8 @@ def standardize(
     eps:float=1e-5, # added to the standard deviation
 )->torch.Tensor:    # as z
     "(z−μ)/(σ+ε) with the complex mean μ and σ² the mean of |z−μ|²"
-    if z.is_complex(): return to_complex(standardize(to_planes(z), [d+1 if d >= 0 else d for d in dims], eps))
+    if z.is_complex():
+        return to_complex(standardize(to_planes(z), [d+1 if d >= 0 else d for d in dims], eps))
     z = z - z.mean(dims, keepdim=True)
     var = z.square().sum(0, keepdim=True).mean(dims, keepdim=True)
     return z / (var.clamp(min=torch.finfo(z.dtype).tiny).sqrt() + eps)
@@ -166,7 +174,8 @@ class HDropout(HModule):
     ):
         super().__init__()
         if not 0 <= p < 1: raise ValueError(f'p has to be in [0, 1), got {p}')
-        if mode not in ('element', 'channel'): raise ValueError(f"mode is 'element' or 'channel', got {mode!r}")
+        if mode not in ('element', 'channel'):
+            raise ValueError(f"mode is 'element' or 'channel', got {mode!r}")
         self.p, self.mode = p, mode
 
     def on_planes(self, z): # (2, b, m, c, h, w), or tokens (2, b, m, n, c)

@@ -25,11 +25,12 @@ class InvariantHead(nn.Module):
 
     def features(self, x): return magnitude(x).mean(2).flatten(1) # (2, b, m, n, dim) → (b, m·dim)
     def forward(self, x):
-        with torch.autocast(x.device.type, enabled=False): return self.linear(self.norm(self.features(x))) # see 13_train
+        with torch.autocast(x.device.type, enabled=False): # see 13_train
+            return self.linear(self.norm(self.features(x)))
 
 # %% ../nbs/08_model.ipynb #b9e10001
 class StagedModel(nn.Module):
-    "A model with one path, `planes(x, maps)`, and a `forward_head` at its end: everything that runs or watches it walks that path"
+    "A model with one path, `planes(x, maps)`, for all that runs or watches it, then `forward_head`"
     def stages(self, x): # (b, c, h, w)
         "Yield the name and the field (b, m, c, h, w) of every stage"
         for name, z in self.planes(x): yield name, to_complex(z)
@@ -38,7 +39,7 @@ class StagedModel(nn.Module):
         "The field of every stage"
         return dict(self.stages(x))
 
-    def attention(self, x)->list: # a map (b, heads, n, n) for every encoder block; with mixed orders a dictionary of them
+    def attention(self, x)->list: # one map (b, heads, n, n) per block; with mixed orders {p: map}
         "Attention maps of all encoder blocks"
         maps = []
         for _ in self.planes(x, maps): pass
@@ -57,9 +58,9 @@ class StagedModel(nn.Module):
 
 # %% ../nbs/08_model.ipynb #f20b13bb
 class Harmformer(StagedModel):
-    "A vision transformer whose answer does not change when the image turns: images (b, in_channels, h, w) → (b, num_classes)"
+    "A vision transformer invariant to rotation: images (b, in_channels, h, w) → (b, num_classes)"
     def __init__(self, num_classes:int=10, in_channels:int=1, *,
-        img_size=32,            # side of the images, or (h, w); others work too, as long as the stem can halve them
+        img_size=32,            # side of images, or (h, w); others work if the stem can halve them
         channels=(8,16),        # of each block of the stem
         convs=2, pools=True, stem_dropout=0., # of each block, or one value for all
         depth:int=3,            # encoder blocks; 0: no encoder, as in H-Nets
@@ -67,24 +68,31 @@ class Harmformer(StagedModel):
         mlp_ratio:float=2., dropout:float=.1,
         orders=(-1,0,1),        # of the streams
         kernel_size:int=15, rings:int=3, engine:str='auto', # of all convolutions: see HConv2d
-        upscale:int=2, mask:str='tukey', norm:str='fused', stats:str='order', residual:bool=True, # of the stem: see HStem
+        upscale:int=2, mask:str='tukey', norm:str='fused', # of the stem: see HStem
+        stats:str='order', residual:bool=True, # of the stem: see HStem
         layer_norm:str='token', norm_eps:float=1., # see HEncoderBlock
-        mixing:str='same', keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HAttention
+        mixing:str='same', keep_phase:bool=False, # see HAttention
+        rpe:str='circular', chunk:int=None, # see HAttention
     ):
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
-        self.orders, self.img_size = as_orders(orders), (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        self.orders, self.img_size = as_orders(orders), (
+            (img_size, img_size) if isinstance(img_size, int) else tuple(img_size))
         self.stem = HStem(in_channels, channels, convs, stem_dropout, pools, upscale, orders, mask,
-                          kernel_size=kernel_size, rings=rings, norm=norm, engine=engine, stats=stats, residual=residual)
+                          kernel_size=kernel_size, rings=rings, norm=norm, engine=engine,
+                          stats=stats, residual=residual)
         dim = heads*head_dim if depth else self.stem.out_channels
         self.patch = HLinear(self.stem.out_channels, dim, orders) if depth else nn.Identity()
-        self.blocks = nn.ModuleList(HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps, mixing=mixing,
-            keep_phase=keep_phase, rpe=rpe, grid=self.stem.out_size(self.img_size), chunk=chunk) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps,
+                          mixing=mixing, keep_phase=keep_phase, rpe=rpe,
+                          grid=self.stem.out_size(self.img_size), chunk=chunk)
+            for _ in range(depth))
         self.head = InvariantHead(dim, num_classes, orders)
         self.num_features = self.head.linear.in_features       # orders times channels
 
     def planes(self, x, maps=None): # (b, c, h, w)
-        "Yield the name and the planes (2, b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
+        "Yield name and planes (2, b, m, c, h, w) of every stage; append attention maps to `maps`"
         for name, z in self.stem.planes(x): yield name, z
         grid = z.shape[-2:]
         t = self.patch(to_tokens(z))
@@ -94,16 +102,21 @@ class Harmformer(StagedModel):
             t = block(t, grid)
             yield f'encoder {i}', to_field(t, *grid)
 
-    def forward_head(self, z, pre_logits:bool=False): # the last field → logits (b, num_classes), or the invariant vector (b, num_features)
-        t = to_tokens(z)
-        return self.head.features(t) if pre_logits else self.head(t)
+# %% ../nbs/08_model.ipynb #b9e1a805
+@patch
+def forward_head(self:Harmformer, z, pre_logits:bool=False):
+    # the last field → logits (b, num_classes), or the invariant vector (b, num_features)
+    t = to_tokens(z)
+    return self.head.features(t) if pre_logits else self.head(t)
 
-    def get_classifier(self): return self.head.linear
+@patch
+def get_classifier(self:Harmformer): return self.head.linear
 
 # %% ../nbs/08_model.ipynb #6f61509f
 @patch
 def reset_classifier(self:Harmformer, num_classes:int):
     "A fresh last layer for `num_classes` classes; everything before it stays"
     old = self.head.linear
-    self.head.linear, self.num_classes = nn.Linear(old.in_features, num_classes).to(old.weight), num_classes
+    self.head.linear, self.num_classes = (
+        nn.Linear(old.in_features, num_classes).to(old.weight), num_classes)
     if hasattr(self, 'config'): self.config = {**self.config, 'num_classes': num_classes}

@@ -23,7 +23,7 @@ class Rival(nn.Module):
     @property
     def num_classes(self): return self.get_classifier().weight.shape[0]
 
-    def pool(self, z): return z                      # what forward_features returns → what the last layer takes
+    def pool(self, z): return z # what forward_features returns → what the last layer takes
     def forward_head(self, z, pre_logits:bool=False): # True: the features themselves
         z = self.pool(z)
         return z if pre_logits else self.get_classifier()(z)
@@ -37,7 +37,8 @@ def reset_classifier(self:Rival, num_classes:int):
     "A fresh last layer for `num_classes` classes; everything before it stays"
     old = self.get_classifier()
     place = next(n for n, m in self.named_modules() if m is old)
-    new = nn.Linear(old.in_features, num_classes) if isinstance(old, nn.Linear) else nn.Conv2d(old.in_channels, num_classes, 1)
+    new = (nn.Linear(old.in_features, num_classes) if isinstance(old, nn.Linear)
+           else nn.Conv2d(old.in_channels, num_classes, 1))
     self.set_submodule(place, new.to(old.weight))
     known = 'out_channels' if isinstance(old, nn.Conv2d) else 'num_classes'
     if hasattr(self, 'config'): self.config = {**self.config, known: num_classes}
@@ -50,9 +51,12 @@ class PlainCNN(Rival, nn.Sequential):
         channels=(20,40,64), # of each convolution; each halves the map
         img_size=32,         # as PlainViT has; any size works
     ):
-        conv = lambda i, o: nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(), nn.AvgPool2d(2))
-        super().__init__(*map(conv, (in_channels, *channels), channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                         nn.Linear(channels[-1], num_classes))
+        conv = lambda i, o: nn.Sequential(
+            nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(),
+            nn.AvgPool2d(2))
+        super().__init__(
+            *map(conv, (in_channels, *channels), channels),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes))
 
     def get_classifier(self): return self[-1]
     def pool(self, z): return self[-2](self[-3](z))
@@ -74,10 +78,13 @@ class PlainViT(Rival):
         self.patch = nn.Conv2d(in_channels, dim, patch, patch)
         self.position = nn.Parameter(torch.randn((img_size//patch)**2, dim)*.02)
         layer = nn.TransformerEncoderLayer(dim, heads, 2*dim, 0., batch_first=True, norm_first=True)
-        self.blocks, self.head = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False), nn.Linear(dim, num_classes)
+        self.blocks, self.head = (
+            nn.TransformerEncoder(layer, depth, enable_nested_tensor=False),
+            nn.Linear(dim, num_classes))
 
     def pool(self, z): return z.mean(1)
-    def forward_features(self, x): return self.blocks(self.patch(x).flatten(2).mT + self.position) # (b, tokens, dim)
+    def forward_features(self, x): # (b, tokens, dim)
+        return self.blocks(self.patch(x).flatten(2).mT + self.position)
 
 # %% ../nbs/10_rivals.ipynb #5010a09e
 class PlainUNet(Rival):
@@ -89,7 +96,8 @@ class PlainUNet(Rival):
         img_size=64,         # as HarmformerUNet has; any size that multiple divides works
     ):
         super().__init__()
-        def conv(i, o): return [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
+        def conv(i, o):
+            return [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
         def block(i, o): return nn.Sequential(*conv(i, o), *conv(o, o))
         self.down = nn.ModuleList(map(block, (in_channels, *channels), channels))
         self.up = nn.ModuleList(block(i+o, o) for i, o in zip(channels[:0:-1], channels[-2::-1]))
@@ -105,7 +113,7 @@ class PlainUNet(Rival):
 
 # %% ../nbs/10_rivals.ipynb #1083e19e
 class ResNet(Rival):
-    "torchvision's ResNet, with a stem for small images: a 3×3 convolution without stride, and no pooling"
+    "torchvision's ResNet with a stem for small images: a 3×3 convolution, no stride, no pooling"
     def __init__(self, num_classes:int=10, in_channels:int=1,
         depth:int=18,       # 18 or 50
         img_size:int=32,    # as PlainViT has; any size works
@@ -116,7 +124,8 @@ class ResNet(Rival):
         if depth not in (18, 50): raise ValueError(f'a ResNet of depth 18 or 50, not {depth}')
         net = (resnet18 if depth == 18 else resnet50)()
         net.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
-        self.body = nn.Sequential(net.conv1, net.bn1, net.relu, net.layer1, net.layer2, net.layer3, net.layer4)
+        self.body = nn.Sequential(
+            net.conv1, net.bn1, net.relu, net.layer1, net.layer2, net.layer3, net.layer4)
         self.dropout, self.head = nn.Dropout(dropout), nn.Linear(net.fc.in_features, num_classes)
 
     def pool(self, z): return self.dropout(z.mean((-2, -1)))

@@ -17,36 +17,43 @@ from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
 
 # %% ../nbs/04_stem.ipynb #ff4f89d3
 class HSkip(HModule):
-    "The way around a convolution: the identity, or a complex matrix for each order where the number of channels changes"
+    "The way around a convolution: the identity, or a complex matrix per order if channels change"
     def __init__(self,
         in_channels:int, out_channels:int, # per stream
         orders=(-1,0,1),                   # of the streams
     ):
         super().__init__()
         self.in_channels, self.out_channels, m = in_channels, out_channels, len(as_orders(orders))
-        self.weight = None if in_channels == out_channels else nn.Parameter(torch.empty(m, out_channels, in_channels, 2))
-        if self.weight is not None: nn.init.normal_(self.weight, std=(2*in_channels)**-.5) # keeps the variance
+        self.weight = (None if in_channels == out_channels else
+                       nn.Parameter(torch.empty(m, out_channels, in_channels, 2)))
+        if self.weight is not None:
+            nn.init.normal_(self.weight, std=(2*in_channels)**-.5) # keeps the variance
 
     def on_planes(self, z): # (2, b, m, in, h, w) → (2, b, m, out, h, w)
         if self.weight is None: return z
         W = real_blocks(*self.weight.unbind(-1))                               # (2, 2, m, out, in)
         return torch.einsum('pbmihw,pqmoi->qbmohw', z, W)
 
-    def extra_repr(self): return 'identity' if self.weight is None else f'{self.in_channels}, {self.out_channels}'
+    def extra_repr(self):
+        return 'identity' if self.weight is None else f'{self.in_channels}, {self.out_channels}'
 
 # %% ../nbs/04_stem.ipynb #b4967ad9
 def avg_pool(z:torch.Tensor)->torch.Tensor: # (..., h, w), real or complex → (..., h/2, w/2)
     "Mean of every 2×2 pixels"
-    if z.shape[-2] % 2 or z.shape[-1] % 2: raise ValueError(f'only even sizes can be halved, got {z.shape[-2]}×{z.shape[-1]} pixels')
+    if z.shape[-2] % 2 or z.shape[-1] % 2:
+        raise ValueError(
+            f'only even sizes can be halved, got {z.shape[-2]}×{z.shape[-1]} pixels')
     if z.is_complex(): return to_complex(avg_pool(to_planes(z)))
-    return F.avg_pool2d(z.flatten(0, -4), 2).unflatten(0, z.shape[:-3]) if z.ndim > 4 else F.avg_pool2d(z, 2)
+    return (F.avg_pool2d(z.flatten(0, -4), 2).unflatten(0, z.shape[:-3]) if z.ndim > 4
+            else F.avg_pool2d(z, 2))
 
 # %% ../nbs/04_stem.ipynb #d425e450
-def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w), real or complex → (..., factor·h, factor·w)
-    "Bilinear enlargement of images or fields"
+def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w) → (..., factor·h, factor·w)
+    "Bilinear enlargement of images or fields, real or complex"
     if factor == 1: return x
     if x.is_complex(): return to_complex(upscale(to_planes(x), factor))
-    y = F.interpolate(x.reshape(-1, 1, *x.shape[-2:]), scale_factor=factor, mode='bilinear', align_corners=False)
+    y = F.interpolate(x.reshape(-1, 1, *x.shape[-2:]), scale_factor=factor, mode='bilinear',
+                      align_corners=False)
     return y.view(*x.shape[:-2], *y.shape[-2:])
 
 # %% ../nbs/04_stem.ipynb #a9e10006
@@ -62,7 +69,7 @@ def _mask(h, w, kind):
 # %% ../nbs/04_stem.ipynb #b7963d7c
 def radial_mask(
     h:int, w:int,
-    kind:str='tukey', # fades over the outer quarter of the radius; 'circle' does not fade; None is no mask
+    kind:str='tukey', # fades over the outer quarter of the radius; 'circle' does not; None: no mask
     dtype=torch.float32, device=None,
 )->torch.Tensor:      # (h, w), or None
     "1 in the middle, 0 from half the shorter side on"
@@ -84,7 +91,7 @@ class HNetNorm(HModule):
 
 # %% ../nbs/04_stem.ipynb #b5c3d690
 class HLayerAct(HModule):
-    "Every order of a sample standardised over its map (Lemma 5.3), then ℂ-ReLU_{a,b}: a is the layer norm's gain"
+    "Each order of a sample standardised over its map (Lemma 5.3), then ℂ-ReLU_{a,b}: a is the gain"
     def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
         super().__init__()
         self.act = CReLU(channels, scale=True)
@@ -102,9 +109,9 @@ class HConvBlock(HModule):
         convs:int=2,            # convolutions
         dropout:float=0.,       # of whole channels
         orders=(-1,0,1),        # of the streams
-        in_orders=None,         # of the input if they are others, which cannot be skipped around: (0,) for images
+        in_orders=None,         # of the input if others, without a skip: (0,) for images
         kernel_size:int=15, rings:int=3, # as in HConv2d
-        norm:str='fused',       # 'fused' (Def. A.4), 'hnet' (Def. A.3 and A.1) or 'layer' (Lemma 5.3)
+        norm:str='fused',       # 'fused' (Def. A.4), 'hnet' (Def. A.3, A.1) or 'layer' (Lemma 5.3)
         mask:str='tukey',       # as in radial_mask, after every convolution
         engine:str='auto',      # as in HConv2d
         stats:str='order',      # as in HNormAct
@@ -115,15 +122,19 @@ class HConvBlock(HModule):
         if convs < 1: raise ValueError(f'a block has at least one convolution, got convs={convs}')
         self.orders, self.mask = as_orders(orders), mask
         ins = [(in_channels, in_orders or self.orders)] + [(out_channels, self.orders)]*(convs-1)
-        self.convs = nn.ModuleList(HConv2d(c, out_channels, kernel_size, rings, m, self.orders, engine) for c,m in ins)
+        self.convs = nn.ModuleList(
+            HConv2d(c, out_channels, kernel_size, rings, m, self.orders, engine) for c,m in ins)
         self.acts = nn.ModuleList(NORMS[norm](out_channels, self.orders, stats) for _ in ins)
-        self.skips = nn.ModuleList(HSkip(c, out_channels, self.orders) for c,_ in ins[bool(in_orders):] if residual)
+        self.skips = nn.ModuleList(
+            HSkip(c, out_channels, self.orders) for c,_ in ins[bool(in_orders):] if residual)
         self.dropout = HDropout(dropout, mode='channel')
-        self.in_orders, self.out_orders, self.images = self.convs[0].in_orders, self.orders, self.convs[0].images
+        self.in_orders, self.out_orders, self.images = (
+            self.convs[0].in_orders, self.orders, self.convs[0].images)
 
     def check(self, x): self.convs[0].check(x)
 
-    def on_planes(self, x): # (2, b, m, in, h, w), or an image (1, b, 1, in, h, w) → (2, b, m, out, h, w)
+    def on_planes(self, x):
+        # (2, b, m, in, h, w), or an image (1, b, 1, in, h, w) → (2, b, m, out, h, w)
         mask, lifts = _mask_of(x, self.mask), len(self.convs) - len(self.skips)
         for i, (conv, act) in enumerate(zip(self.convs, self.acts)):
             y = self.dropout(act(conv(x)) * mask)
@@ -150,10 +161,14 @@ class HStem(nn.Module):
     ):
         super().__init__()
         channels = tuple(channels)
-        convs, dropout, self.pools = [_each(v, len(channels), s) for v,s in ((convs, 'convs'), (dropout, 'dropout'), (pools, 'pools'))]
-        self.in_channels, self.out_channels, self.upscale, self.mask, self.orders = in_channels, channels[-1], upscale, mask, as_orders(orders)
+        convs, dropout, self.pools = [_each(v, len(channels), s) for v,s in (
+            (convs, 'convs'), (dropout, 'dropout'), (pools, 'pools'))]
+        self.in_channels, self.out_channels, self.upscale, self.mask, self.orders = (
+            in_channels, channels[-1], upscale, mask, as_orders(orders))
         ins = zip((in_channels, *channels), channels, convs, dropout)
-        self.blocks = nn.ModuleList(HConvBlock(*o, orders, None if i else (0,), mask=mask, **kwargs) for i,o in enumerate(ins))
+        self.blocks = nn.ModuleList(
+            HConvBlock(*o, orders, None if i else (0,), mask=mask, **kwargs)
+            for i,o in enumerate(ins))
 
     def out_size(self, size)->tuple: # (h, w) of the images → (h', w') of the last field
         "Size of the last field for images of `size`"
@@ -163,7 +178,7 @@ class HStem(nn.Module):
         "Yield name and planes (2, b, m, c, h, w) of every stage in turn"
         check_stem_input(self, x)
         x = upscale(x, self.upscale)
-        x = (x * _mask_of(x, self.mask))[None, :, None]         # an image is one plane and one stream
+        x = (x * _mask_of(x, self.mask))[None, :, None] # an image is one plane and one stream
         for i, (block, pool) in enumerate(zip(self.blocks, self.pools), 1):
             yield f'block {i}', (x := block(x))
             if pool: yield f'pool {i}', (x := avg_pool(x))
@@ -172,7 +187,7 @@ class HStem(nn.Module):
         "Yield name and field (b, m, c, h, w) of every stage in turn"
         for name, z in self.planes(x): yield name, to_complex(z)
 
-    def forward(self, x:torch.Tensor)->torch.Tensor: # (b, c, h, w), real → (b, m, channels[-1], h', w'), complex
+    def forward(self, x:torch.Tensor)->torch.Tensor: # (b, c, h, w) → complex (b, m, c', h', w')
         *_, (_, x) = self.planes(x)
         return to_complex(x)
 
@@ -181,11 +196,17 @@ class HStem(nn.Module):
 # %% ../nbs/04_stem.ipynb #0fbd7719
 def check_stem_input(stem, x):
     "Say what is wrong with the images `x`, if anything is, before any work is done"
-    if x.ndim != 4 or x.is_complex(): raise ValueError(f'the stem takes real images (b, {stem.in_channels}, h, w), got {x.dtype} {tuple(x.shape)}')
-    if x.shape[1] != stem.in_channels: raise ValueError(f'images with {stem.in_channels} channels expected, got {x.shape[1]} in {tuple(x.shape)}')
+    if x.ndim != 4 or x.is_complex():
+        raise ValueError(f'the stem takes real images (b, {stem.in_channels}, h, w), '
+                         f'got {x.dtype} {tuple(x.shape)}')
+    if x.shape[1] != stem.in_channels:
+        raise ValueError(f'images with {stem.in_channels} channels expected, '
+                         f'got {x.shape[1]} in {tuple(x.shape)}')
     dtype, halved = next(stem.parameters()).dtype, sum(map(bool, stem.pools))
-    if x.dtype != dtype: raise TypeError(f'images are {x.dtype} but weights {dtype}: convert one of them')
+    if x.dtype != dtype:
+        raise TypeError(f'images are {x.dtype} but weights {dtype}: convert one of them')
     if min(x.shape) == 0: raise ValueError(f'there is nothing in images of {tuple(x.shape)}')
     (h, w), k = x.shape[-2:], 2**halved // math.gcd(2**halved, stem.upscale)
     if h % k or w % k:
-        raise ValueError(f'{h}×{w} pixels do not fit this stem, which enlarges by {stem.upscale} and halves {halved} times: both sides have to be multiples of {k}')
+        raise ValueError(f'{h}×{w} pixels do not fit this stem, which enlarges by {stem.upscale} '
+                         f'and halves {halved} times: both sides have to be multiples of {k}')

@@ -44,11 +44,15 @@ def on_field(
 
 # %% ../nbs/05_tokens.ipynb #07b99e84
 def check_tokens(t, orders, channels:int)->tuple:
-    "`orders` as a tuple, or an error that says why `t` holds no tokens of these orders and so many channels"
+    "`orders` as a tuple, or an error that says why `t` has no tokens of these orders and channels"
     orders = as_orders(orders)
-    if t.ndim != 4 or not t.is_complex(): raise ValueError(f'tokens are complex (b, m, n, c), got {t.dtype} {tuple(t.shape)}')
-    if t.shape[1] != len(orders): raise ValueError(f'{len(orders)} orders {orders} but {t.shape[1]} streams in {tuple(t.shape)}')
-    if t.shape[3] != channels: raise ValueError(f'{channels} channels expected, got {t.shape[3]} in {tuple(t.shape)}')
+    if t.ndim != 4 or not t.is_complex():
+        raise ValueError(f'tokens are complex (b, m, n, c), got {t.dtype} {tuple(t.shape)}')
+    if t.shape[1] != len(orders):
+        raise ValueError(
+            f'{len(orders)} orders {orders} but {t.shape[1]} streams in {tuple(t.shape)}')
+    if t.shape[3] != channels:
+        raise ValueError(f'{channels} channels expected, got {t.shape[3]} in {tuple(t.shape)}')
     return orders
 
 # %% ../nbs/05_tokens.ipynb #fafe478d
@@ -59,13 +63,15 @@ class HLinear(HModule):
         orders=(-1,0,1),                   # of the streams, a matrix for each
     ):
         super().__init__()
-        self.in_features, self.out_features, self.orders = in_features, out_features, as_orders(orders)
+        self.in_features, self.out_features, self.orders = (
+            in_features, out_features, as_orders(orders))
         w = torch.randn(len(self.orders), in_features, out_features, 2)
         self.weight = nn.Parameter(w / (2*in_features)**.5)
 
     def check(self, x):
         check_tokens(x, self.orders, self.in_features)
-        if x.real.dtype != self.weight.dtype: raise ValueError(f'{x.dtype} tokens, but {self.weight.dtype} weights')
+        if x.real.dtype != self.weight.dtype:
+            raise ValueError(f'{x.dtype} tokens, but {self.weight.dtype} weights')
 
     def on_planes(self, x): # (2, b, m, n, in) → (2, b, m, n, out)
         check_planes(x, len(self.orders), None, self.in_features)
@@ -79,12 +85,14 @@ class HLayerNorm(HModule):
     "Lemma 5.3, with one real gain per channel"
     def __init__(self,
         dim:int,           # channels
-        over:str='token',  # mean and deviation of each token over its channels, or of the whole 'map': tokens and channels
+        over:str='token',  # statistics of each token, or of the whole 'map': tokens and channels
         eps:float=1e-5,    # added to the deviation
     ):
         super().__init__()
         if over not in ('token', 'map'): raise ValueError(f"over is 'token' or 'map', got {over!r}")
-        if over == 'token' and dim < 2: raise ValueError("over='token' takes the mean of the channels away: of one channel nothing is left")
+        if over == 'token' and dim < 2:
+            raise ValueError("over='token' takes the mean of the channels away: "
+                             "of one channel nothing is left")
         self.dim, self.over, self.eps = dim, over, eps
         self.gain = nn.Parameter(torch.ones(dim))
 

@@ -24,61 +24,80 @@ def standard_colours(x:torch.Tensor, eps:float=4e-4)->torch.Tensor: # (b, c, h, 
 
 # %% ../nbs/09_unet.ipynb #deaa4be2
 class HarmformerUNet(StagedModel):
-    "Segmentation that turns with the image: (b, in_channels, h, w) → logits (b, out_channels, h, w)"
+    "Segmentation turning with the image: (b, in_channels, h, w) → logits (b, out_channels, h, w)"
     def __init__(self, out_channels:int=1, in_channels:int=3, *,
         img_size=64,            # side of the patches it is trained on
         channels=(8,16),        # of each level, before pooling
-        convs:int=2,            # convolutions of a block on the way down; on the way up there is one
-        depth:int=2, heads:int=2, head_dim:int=8, mlp_ratio:float=2., dropout:float=0., # of the encoders at the bottom
-        orders=(-1,0,1), kernel_size:int=9, rings:int=3, norm:str='fused', stats:str='order', engine:str='auto', # see HConvBlock
-        layer_norm:str='token', norm_eps:float=1., mixing:str='same', keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HEncoderBlock
+        convs:int=2,            # convolutions of a block on the way down; on the way up: one
+        depth:int=2, heads:int=2, head_dim:int=8, # of the encoders at the bottom
+        mlp_ratio:float=2., dropout:float=0., # of the encoders at the bottom
+        orders=(-1,0,1), kernel_size:int=9, rings:int=3, # see HConvBlock
+        norm:str='fused', stats:str='order', engine:str='auto', # see HConvBlock
+        layer_norm:str='token', norm_eps:float=1., mixing:str='same', # see HEncoderBlock
+        keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HEncoderBlock
     ):
         super().__init__()
-        self.orders, self.in_channels, self.multiple = as_orders(orders), in_channels, 2**len(channels)
+        self.orders, self.in_channels, self.multiple = (
+            as_orders(orders), in_channels, 2**len(channels))
         self.num_classes, self.num_features = out_channels, len(self.orders)*channels[0]
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        conv = dict(orders=orders, kernel_size=kernel_size, rings=rings, norm=norm, stats=stats, engine=engine, mask=None)
+        conv = dict(orders=orders, kernel_size=kernel_size, rings=rings, norm=norm, stats=stats,
+                    engine=engine, mask=None)
         dim, grid = heads*head_dim, tuple(n//self.multiple for n in self.img_size)
         ins = (in_channels, *channels)
-        self.down = nn.ModuleList(HConvBlock(i, o, convs, in_orders=None if k else (0,), **conv) for k, (i, o) in enumerate(zip(ins, channels)))
-        self.enter, self.leave = HLinear(channels[-1], dim, orders), HLinear(dim, channels[-1], orders)
-        self.blocks = nn.ModuleList(HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps, mixing=mixing,
-            keep_phase=keep_phase, rpe=rpe, grid=grid, chunk=chunk) for _ in range(depth))
-        self.up = nn.ModuleList(HConvBlock(i+o, o, 1, **conv) for i, o in zip((channels[-1], *channels[:0:-1]), channels[::-1]))
+        self.down = nn.ModuleList(
+            HConvBlock(i, o, convs, in_orders=None if k else (0,), **conv)
+            for k, (i, o) in enumerate(zip(ins, channels)))
+        self.enter, self.leave = (HLinear(channels[-1], dim, orders),
+                                  HLinear(dim, channels[-1], orders))
+        self.blocks = nn.ModuleList(
+            HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps,
+                          mixing=mixing, keep_phase=keep_phase, rpe=rpe, grid=grid, chunk=chunk)
+            for _ in range(depth))
+        self.up = nn.ModuleList(
+            HConvBlock(i+o, o, 1, **conv)
+            for i, o in zip((channels[-1], *channels[:0:-1]), channels[::-1]))
         self.out = nn.Conv2d(self.num_features, out_channels, 1)
 
-    def planes(self, x, maps=None):
-        "Yield the name and the planes (2, b, m, c, h, w) of every stage; put the attention maps of the encoder blocks into the list `maps`"
-        check_unet_input(self, x)
-        x, skips = standard_colours(x)[None, :, None], []
-        for i, block in enumerate(self.down, 1):
-            skips.append(x := block(x))
-            yield f'down {i}', x
-            x = avg_pool(x)
-        t, grid = self.enter(to_tokens(x)), x.shape[-2:]
-        for i, block in enumerate(self.blocks, 1):
-            if maps is not None: maps.append(block.attention(t, grid))
-            t = block(t, grid)
-            yield f'encoder {i}', to_field(t, *grid)
-        x = to_field(self.leave(t), *grid)
-        for i, (block, skip) in enumerate(zip(self.up, skips[::-1]), 1): yield f'up {i}', (x := block(torch.cat([upscale(x), skip], 3)))
-
-    def forward_head(self, z, pre_logits:bool=False): # the last field → logits (b, out_channels, h, w), or magnitudes (b, num_features, h, w)
+    def forward_head(self, z, pre_logits:bool=False):
+        # the last field → logits (b, out_channels, h, w), or magnitudes (b, num_features, h, w)
         x = magnitude(z).flatten(1, 2)
         return x if pre_logits else self.out(x)
 
     def get_classifier(self): return self.out
 
+# %% ../nbs/09_unet.ipynb #d2f7a419
+@patch
+def planes(self:HarmformerUNet, x, maps=None):
+    "Yield name and planes (2, b, m, c, h, w) of every stage; append attention maps to `maps`"
+    check_unet_input(self, x)
+    x, skips = standard_colours(x)[None, :, None], []
+    for i, block in enumerate(self.down, 1):
+        skips.append(x := block(x))
+        yield f'down {i}', x
+        x = avg_pool(x)
+    t, grid = self.enter(to_tokens(x)), x.shape[-2:]
+    for i, block in enumerate(self.blocks, 1):
+        if maps is not None: maps.append(block.attention(t, grid))
+        t = block(t, grid)
+        yield f'encoder {i}', to_field(t, *grid)
+    x = to_field(self.leave(t), *grid)
+    for i, (block, skip) in enumerate(zip(self.up, skips[::-1]), 1):
+        yield f'up {i}', (x := block(torch.cat([upscale(x), skip], 3)))
+
 # %% ../nbs/09_unet.ipynb #b9e10004
 @patch
 def reset_classifier(self:HarmformerUNet, out_channels:int):
     "A fresh last layer for `out_channels` maps; everything before it stays"
-    self.out, self.num_classes = nn.Conv2d(self.num_features, out_channels, 1).to(self.out.weight), out_channels
+    self.out, self.num_classes = (
+        nn.Conv2d(self.num_features, out_channels, 1).to(self.out.weight), out_channels)
     if hasattr(self, 'config'): self.config = {**self.config, 'out_channels': out_channels}
 
 # %% ../nbs/09_unet.ipynb #907cb914
 def check_unet_input(model, x):
     "Say what is wrong with the images `x`, if anything is"
-    if x.ndim != 4 or x.shape[1] != model.in_channels: raise ValueError(f'images (b, {model.in_channels}, h, w) expected, got {tuple(x.shape)}')
+    if x.ndim != 4 or x.shape[1] != model.in_channels:
+        raise ValueError(f'images (b, {model.in_channels}, h, w) expected, got {tuple(x.shape)}')
     if any(n % model.multiple for n in x.shape[-2:]) or min(x.shape) == 0:
-        raise ValueError(f'{x.shape[-2]}×{x.shape[-1]} pixels: both sides have to be multiples of {model.multiple}. `segment` takes images of any size')
+        raise ValueError(f'{x.shape[-2]}×{x.shape[-1]} pixels: both sides have to be multiples of '
+                         f'{model.multiple}. `segment` takes images of any size')
