@@ -294,16 +294,16 @@ def filter_places(
 # %% ../nbs/02_conv.ipynb #6e389fbb
 class HConv2d(HModule):
     "Harmonic convolution (Lemma 4.1): streams `in_orders` → `out_orders`, same size, zeros outside"
-    def __init__(self, in_channels:int, out_channels:int, # per stream
+    def __init__(self,
+        in_channels:int, out_channels:int, # per stream
         kernel_size:int=15,                # odd
         rings:int=3,                       # learned radii of each filter
         in_orders=(-1,0,1),                # (0,) also takes real images: the lifting convolution
         out_orders=(-1,0,1),
-        engine:str='auto',                 # 'fft', 'direct', or whichever is faster
+        engine:str='auto',                 # 'fft', 'direct', 'dft', or whichever is best
     ):
         super().__init__()
-        if engine not in (*ENGINES, 'auto'):
-            raise ValueError(f"engine is 'auto', 'fft' or 'direct', got {engine!r}")
+        if engine not in (n := ('auto', *ENGINES)): raise ValueError(f'engine: one of {n}, not {engine!r}')
         self.in_channels, self.out_channels, self.kernel_size, self.rings, self.engine = (
             in_channels, out_channels, kernel_size, rings, engine)
         self.in_orders, self.out_orders = as_orders(in_orders), as_orders(out_orders)
