@@ -6,11 +6,12 @@
     python3 run.py torture     random calls, damaged files and kills for 30 minutes (--minutes 5 for 5); prints one table
     python3 run.py check       would nbdev_clean or nbdev_export change a file?
     python3 run.py readme      write README.md from nbs/index.ipynb
+    python3 run.py demo        serve the page where a digit rotates in the browser (needs npm, not the installation)
     python3 run.py lab         open the notebooks in JupyterLab
 
 The first run installs into .venv, or where HARMFORMER_VENV says: 3 GB, about 3 minutes.
 """
-import hashlib, json, os, re, shutil, subprocess, sys, tempfile, time
+import functools, hashlib, http.server, json, os, re, shutil, subprocess, sys, tempfile, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -114,6 +115,31 @@ def readme():
     (ROOT/'README.md').write_text(render_readme(nb), encoding='utf-8', newline='\n')
 
 
+class Isolated(http.server.SimpleHTTPRequestHandler):
+    "Serves files with the headers that let a page use threads."
+    extensions_map = {'.html': 'text/html', '.css': 'text/css', '.js': 'text/javascript', '.mjs': 'text/javascript', '.json': 'application/json',
+                      '.wasm': 'application/wasm', '': 'application/octet-stream'}  # some systems know others
+
+    def end_headers(self):
+        self.send_header('Cross-Origin-Opener-Policy', 'same-origin')
+        self.send_header('Cross-Origin-Embedder-Policy', 'require-corp')
+        super().end_headers()
+
+    def log_message(self, *args): pass
+
+
+def demo(port='8000'):
+    "The page runs in the browser alone: this only gets its runtime and hands out files."
+    if code := subprocess.run([sys.executable, str(ROOT/'tools'/'build_demo.py')]).returncode: return code
+    handler = functools.partial(Isolated, directory=str(ROOT/'nbs'/'demo'))
+    try: server = http.server.ThreadingHTTPServer(('127.0.0.1', int(port)), handler)
+    except (OSError, ValueError, OverflowError) as e: sys.exit(f'Port {port} cannot be used ({e}). Give another one: python3 run.py demo 8001')
+    print(f'Open http://127.0.0.1:{server.server_port}/ in a browser; Ctrl-C ends this.', flush=True)
+    try: server.serve_forever()
+    except KeyboardInterrupt: print()
+    return 0
+
+
 def lab(*args):
     "JupyterLab that cleans a notebook on saving it, as nbdev_clean does."
     setup()
@@ -122,7 +148,7 @@ def lab(*args):
 
 if __name__ == '__main__':
     if sys.version_info < (3, 10): sys.exit('harmformer needs Python 3.10 or newer; this is %d.%d.' % sys.version_info[:2])
-    commands = {f.__name__: f for f in (train, test, torture, check, readme, lab)}
+    commands = {f.__name__: f for f in (train, test, torture, check, readme, demo, lab)}
     if len(sys.argv) < 2 or sys.argv[1] not in commands: sys.exit(__doc__)
     try: sys.exit(commands[sys.argv[1]](*sys.argv[2:]))
     except KeyboardInterrupt: sys.exit('\nInterrupted. Run the same command again.')

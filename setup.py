@@ -18,6 +18,7 @@ setup(
                  'Development Status :: 3 - Alpha', 'Programming Language :: Python :: 3'],
     packages=['harmformer'], package_data={'harmformer': ['weights/*.safetensors']},
     python_requires='>=' + cfg['min_python'], install_requires=words('requirements'),
-    extras_require={'dev': words('dev_requirements'), 'hub': words('hub_requirements')}, zip_safe=False,
+    extras_require={'dev': words('dev_requirements'), 'hub': words('hub_requirements'),
+                    'export': words('export_requirements')}, zip_safe=False,
     entry_points={'console_scripts': words('console_scripts'), 'nbdev': [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},
 )

@@ -12,6 +12,7 @@ from einops import rearrange
 from fastcore.basics import patch
 from functools import partial
 from torch.utils.checkpoint import checkpoint
+from typing import Callable
 from .constants import derived
 from .fields import HModule, as_orders, check_planes, pixel_grid, to_planes
 from .magnitude import magnitude
@@ -40,7 +41,7 @@ class CircularEncoding(nn.Module):
 
     def forward(self, grid, rows=None): # rows: a slice of the queries; None: all
         i = (_whole_index(*grid, like=self.table) if rows is None
-             else ring_index(*grid, rows, self.table.device))
+             else ring_index(*grid, rows=rows, device=self.table.device))
         a, last = len(self.table), self.table.shape[1]-1
         # (a, queries, n)
         return self.table.gather(1, i.clamp(max=last).flatten().expand(a, -1)).unflatten(1, i.shape)
@@ -108,6 +109,7 @@ def mix(
 # %% ../nbs/06_attention.ipynb #eedbe5bb
 class HAttention(HModule):
     "Multi-head self-attention between streams of rotation orders"
+    _operands: Callable; _bias: Callable; _queries: Callable; attention: Callable # see below
     def __init__(self,
         dim:int,               # channels of the tokens; each head has dim/heads
         heads:int=1,
@@ -117,6 +119,7 @@ class HAttention(HModule):
         rpe:str='circular',    # relative position encoding, or None
         grid=(16,16),          # (h, w) of the tokens, unless forward is told otherwise
         chunk:int=None,        # so many queries at a time, computed again in the backward pass
+        reflections:bool=False,# m and −m share matrices: mirrors commute, too
     ):
         super().__init__()
         if dim % heads: raise ValueError(f'dim={dim} does not split into {heads} heads')
@@ -130,9 +133,9 @@ class HAttention(HModule):
         pairs = self.plan.values()
         def used(side, place):
             return [m for m in self.orders if any(m == o[place] for p in pairs for o in p[side])]
-        self.Q, self.K, self.V = (HLinear(dim, dim, used(0, 0)), HLinear(dim, dim, used(0, 1)),
-                                  HLinear(dim, dim, used(1, 0)))
-        self.O = HLinear(dim, dim, orders)
+        def linear(orders): return HLinear(dim, dim, orders, reflections)
+        self.Q, self.K, self.V = linear(used(0, 0)), linear(used(0, 1)), linear(used(1, 0))
+        self.O = linear(orders)
         self.rpe = CircularEncoding(heads, grid) if rpe else None
 
     def check(self, x): check_tokens(x, self.orders, self.dim)

@@ -24,7 +24,7 @@ class RotationAveraged(nn.Module):
 
     def forward(self, x):
         views = (rotate_image(x, 360*k/self.n) for k in range(self.n)) # one at a time, for memory
-        return sum(self.model(v).softmax(1) for v in views).div(self.n).log()
+        return torch.stack([self.model(v).softmax(1) for v in views]).mean(0).log()
 
 # %% ../nbs/10b_averaging.ipynb #90fff005
 class FrameAveraged(nn.Module):
@@ -34,7 +34,7 @@ class FrameAveraged(nn.Module):
         self.model = model
 
     def quarters(self, x): # (b, c, h, w) → (b,): counter-clockwise quarter turns to do
-        px, py = pixel_grid(*x.shape[-2:], x.dtype)
+        px, py = pixel_grid(*x.shape[-2:], dtype=x.dtype)
         light = x.sum(1)
         m = torch.complex((light*px.to(x)).sum((-2, -1)), (light*py.to(x)).sum((-2, -1)))
         return (-torch.floor(m.angle() / (torch.pi/2))).long() % 4

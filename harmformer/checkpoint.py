@@ -84,7 +84,7 @@ class Checkpoint(Callback):
     def after_epoch(self):
         if rank_distrib(): return                   # the first process writes
         row = dict(zip(self.recorder.metric_names[1:], self.recorder.values[-1]))
-        score = next((row[k] for k in ('auc', 'turned', 'accuracy') if k in row), -row['valid_loss'])
+        score = next((row[k] for k in (getattr(self.dls, 'chosen_by', 'auc'), 'auc', 'turned', 'accuracy') if k in row), -row['valid_loss'])
         better = self.best is None or score > self.best[0]['score']
         if better: self.best = self._candidate(score, row)
         self.save(self.epoch+1, 0)

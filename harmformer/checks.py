@@ -25,6 +25,8 @@ def check_arguments(name:str, arguments:dict):
     "Say which argument of a model is out of range, before anything is made"
     for k in ('mask', 'norm', 'stats', 'layer_norm', 'mixing', 'rpe', 'engine'):
         if not isinstance(arguments.get(k), (str, NoneType)): raise ValueError(f'{name}: {k} is a word or None, not {arguments[k]!r}')
+    if not isinstance(arguments.get('reflections', False), bool):
+        raise ValueError(f"{name}: reflections is True or False, not {arguments['reflections']!r}")
     for k, v in arguments.items():
         if k not in RANGES or (v is None and k == 'chunk'): continue
         low, high = RANGES[k]

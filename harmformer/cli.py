@@ -1,7 +1,7 @@
 """The commands: they read their arguments, call the library, and turn its errors into sentences."""
 
 # pyright: reportInvalidTypeForm=false
-__all__ = ['harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmformer_predict', 'harmformer_segment', 'sentences', 'argument']
+__all__ = ['harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmformer_predict', 'harmformer_segment', 'harmformer_export', 'sentences', 'argument']
 
 import ast, io, os, re, sys
 from contextlib import contextmanager
@@ -13,14 +13,17 @@ from harmformer.core import count_params, load_model
 from harmformer.data import benchmark_dls
 from harmformer.files import DataError, picture_files
 from harmformer.evaluate import final_scores, judged_photos
-from harmformer.predict import classify_batches
+from harmformer.export import OnnxModel, compare, export_onnx, export_program, load_program
+from harmformer.predict import classify_batches, said_conversions
 from harmformer.report import MEANS, append_row, eval_row, run_report
 from harmformer.runs import Stopped, run_config, train_run
+from harmformer.masks import is_mask_folder
+from harmformer.mask_runs import eval_masks, is_mask_run, mask_config, mask_report, train_masks
 from harmformer.segment import save_maps
 from harmformer.system import WriteError, check_room, reuse_memory
 
 # what the library says about its input, and the machine about itself
-EXPECTED = DataError, ValueError, FloatingPointError, OSError, MemoryError
+EXPECTED = DataError, ValueError, FloatingPointError, OSError, MemoryError, ImportError
 
 
 def argument(help, type=str, **kwargs):
@@ -78,7 +81,8 @@ def harmformer_train(
     small:int=None,         # epochs in small form before the others, instead of the recipe's
     size:int=None,          # use only so many training images
     valid:int=None,         # use only so many validation images
-    pixels:int=32,          # side to which pictures of a folder are scaled
+    pixels:int=None,        # side to which pictures of a folder are scaled, by default 32; with masks, of the patches, by default 64
+    classes:str='',         # of masks with several: their names, or how many, the background first
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
@@ -88,7 +92,12 @@ def harmformer_train(
     with sentences():
         _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), pixels=(pixels, 4), seed=(seed, 0))
         if lr is not None and not 0 < lr < float('inf'): raise ValueError(f'--lr is more than 0, not {lr}.')
-        config = run_config(benchmark, budget, seed, size, valid, pixels, rival,
+        if is_mask_folder(benchmark):
+            settings = mask_config(benchmark, classes, seed, size, valid, pixels, rival, arguments=_arguments(set),
+                                   model=model, epochs=epochs, bs=bs, lr=lr)
+            return train_masks(settings, out, name, resume)
+        if classes: raise ValueError('--classes is for masks: leave it out, or give a folder with images and masks.')
+        config = run_config(benchmark, budget, seed, size, valid, pixels or 32, rival,
                             model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
         train_run(config, out, name, resume)
 
@@ -108,6 +117,7 @@ def harmformer_eval(
         model = load_model(weights)
         benchmark = benchmark or model.provenance.get('benchmark')
         if not benchmark: raise ValueError(f'{weights} does not say what it was trained on: give --benchmark.')
+        if is_mask_folder(benchmark): return eval_masks(model, benchmark, csv)
         dls = benchmark_dls(benchmark, val_bs=bs, img_size=_side(model))
         _check_fit(weights, model, dls)
         model = model.to(dls.device)
@@ -132,18 +142,23 @@ def _check_fit(weights, model, dls):
         raise ValueError('{} was made for {} classes and {} colours; {} has {} and {}.'.format(weights, *has, dls.title, *wants))
 
 
-def _folder_of(csv):
-    "Say before any work is done that a table cannot be written."
+def _folder_of(csv, option='--csv'):
+    "Say before any work is done that a file cannot be written."
     if not csv: return
-    if Path(csv).is_dir(): raise WriteError(f'{csv} is a folder: give --csv the name of a file.')
+    if Path(csv).is_dir(): raise WriteError(f'{csv} is a folder: give {option} the name of a file.')
     if not Path(csv).absolute().parent.is_dir():
-        raise WriteError(f'there is no folder {Path(csv).parent}: make it, or choose another --csv.')
+        raise WriteError(f'there is no folder {Path(csv).parent}: make it, or choose another {option}.')
 
 
 @call_parse
 def harmformer_report(path:str): # folder of a finished run
     "Write the report of a run once more"
-    with sentences(): print(f'Report: {run_report(path)}')
+    with sentences(): print(f'Report: {mask_report(path) if is_mask_run(path) else run_report(path)}')
+
+
+def _trained(weights):
+    "The model of a file of weights, or of an .onnx file."
+    return OnnxModel(weights) if Path(weights).suffix == '.onnx' else load_model(weights)
 
 
 @call_parse
@@ -155,10 +170,11 @@ def harmformer_predict(
     "Say what is on each picture, whichever way up it is"
     with sentences():
         _folder_of(csv)
-        model = load_model(weights)
+        model = _trained(weights)
         places = list(map(Path, [pictures] if isinstance(pictures, (str, Path)) else pictures))
         found = [f for p in places for f in (picture_files(p) if p.is_dir() else [p])]
         if not found: raise DataError('there are no pictures in ' + ', '.join(map(str, places)) + '.')
+        if isinstance(model, OnnxModel): said_conversions(found, model.img_size[0])
         rows = []
         for table in classify_batches(model, found):
             for o in table.itertuples(index=False): print(f'{o[0]}: {o[1]} ({o[2]:.0%})', flush=True)
@@ -178,7 +194,31 @@ def harmformer_segment(
     with sentences():
         if not 0 < threshold < 1: raise ValueError(f'--threshold is a probability between 0 and 1, not {threshold}.')
         if not 0 <= overlap <= .95: raise ValueError(f'--overlap is a share of a tile, from 0 to 0.95, not {overlap}.')
-        model = load_model(weights)
+        model = _trained(weights)
         if not hasattr(model, 'multiple'):
             raise ValueError(f"{weights} holds a {model.config['name']}, which does not segment: give weights of harmformer_unet.")
         save_maps(model, [images] if isinstance(images, (str, Path)) else images, out, threshold, overlap)
+
+
+@call_parse
+def harmformer_export(
+    weights:str,        # a file, the folder of a run, or the name of weights that come with the package
+    to:str='onnx',      # onnx, or pt2 for torch.export
+    pixels:int=None,    # side of the images, by default as trained
+    out:str=None,       # the file, by default NAME.onnx or NAME.pt2 here
+    check:bool=False,   # compare both programs on test images
+):
+    "Write trained weights as a program that runs without this library"
+    with sentences():
+        if to not in ('onnx', 'pt2'): raise ValueError(f'--to is onnx or pt2, not {to}.')
+        _at_least(pixels=(pixels, 1))
+        model, file = load_model(weights), Path(out or f'{Path(weights).stem}.{to}')
+        _folder_of(file, '--out')
+        (export_onnx if to == 'onnx' else export_program)(model, file, pixels)
+        print(f'{file}: {file.stat().st_size/1e6:.1f} MB', flush=True)
+        if not check: return
+        benchmark = model.provenance.get('benchmark')
+        if not benchmark: raise ValueError(f'{weights} does not say what it was trained on, so there are no images for --check.')
+        dls = benchmark_dls(benchmark, val_bs=32, img_size=pixels or _side(model))
+        found = compare(model, OnnxModel(file) if to == 'onnx' else load_program(file), dls.valid if dls.images else dls.test)
+        for k, v in found.items(): print(f'  {k}: {v:.4g}')

@@ -5,6 +5,7 @@ __all__ = ['alone', 'derived']
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, wraps
+from typing import Callable
 import torch
 
 
@@ -16,7 +17,7 @@ def alone(f):
     return wraps(f)(once)
 
 
-def derived(f):
+def derived(f)->Callable:
     """`f` derives a tensor in double precision on the CPU, `alone`. Called with `like=x`, the result comes in the precision (integers stay
     integers) and on the device of the tensor `x`."""
     once, kept = alone(f), {}

@@ -15,7 +15,8 @@ from scipy.fft import next_fast_len
 from torch import nn
 from torch.autograd import forward_ad
 from .constants import alone, derived
-from .fields import HModule, as_orders, check_field, check_planes
+from .fields import (HModule, as_orders, check_field, check_planes, own_orders,
+                               spread_orders)
 from .filters import check_grid, harmonic_basis
 
 # %% ../nbs/02_conv.ipynb #755db47c
@@ -38,7 +39,8 @@ def wave_gain(kernel_size:int, rings:int, in_orders:tuple, out_orders:tuple)->fl
     ms = filter_orders(in_orders, out_orders)
     power = torch.fft.fft2(ring_basis(kernel_size, rings, ms), s=(4*kernel_size,)*2).abs()**2
     power = dict(zip(ms, power.unflatten(0, (len(ms), rings)).sum(1)))
-    return float(sum(power[m-m1] for m in out_orders for m1 in in_orders).max() / len(out_orders))
+    total = torch.stack([power[m-m1] for m in out_orders for m1 in in_orders]).sum(0)
+    return float(total.max() / len(out_orders))
 
 # %% ../nbs/02_conv.ipynb #aa48ddec
 @derived
@@ -74,7 +76,8 @@ def direct_conv(
 @torch.compiler.assume_constant_result
 def fft_size(n:int, kernel_size:int)->int:
     "A length for `n` pixels and a filter: small prime factors and no wrap-around where it matters"
-    return next_fast_len(max(int(n) + kernel_size//2, kernel_size), real=True)
+    n = max(int(n) + kernel_size//2, kernel_size)
+    return next_fast_len(n, real=True) # type: ignore (scipy declares no type)
 
 # %% ../nbs/02_conv.ipynb #08b5644f
 @derived
@@ -134,20 +137,22 @@ def _fourier_conv_grad(
     g:torch.Tensor, X:torch.Tensor, W:torch.Tensor, C:torch.Tensor,
     kernel_size:int, rings:int, orders:list[int], planes:int,
 )->tuple[torch.Tensor, torch.Tensor]:
-    "The gradients for x (planes, b, i, h, w) and C"
+    "The gradients for x (planes, b, i, h, w), if planes > 0, and for C"
     size, C = tuple(fft_size(n, kernel_size) for n in g.shape[-2:]), torch.complex(*C)
     B = ring_spectra(kernel_size, rings, tuple(orders), size, like=C)
     G, dC, (b, i, o) = (_spectrum(g, size), torch.zeros_like(C).flatten(1),
                         (g.shape[1], *C.shape[1:]))
-    dX = G.new_empty(b, i, len(B))
+    dX = G.new_empty(b, i, len(B) if planes else 0)
     for s in _blocks(b, i, o, len(B), g.device):
         G_s = torch.conj_physical(G[..., s].permute(2, 0, 1),
                                   out=G.new_empty(len(B[s]), b, o))  # (f, b, o)
         dC += B[s].mT @ (X[s].mT @ G_s).flatten(1)
-        dX[..., s] = (G_s @ W[s].mT).permute(1, 2, 0)
-    dx = torch.fft.fft2(dX.unflatten(2, size), norm='forward')[..., :g.shape[-2], :g.shape[-1]]
-    dC = dC.view_as(C)/len(B)
-    return torch.stack([dx.real, -dx.imag][:planes]), torch.stack([dC.real, -dC.imag])
+        if planes: dX[..., s] = (G_s @ W[s].mT).permute(1, 2, 0)
+    dC, dx = dC.view_as(C)/len(B), g.new_empty(0, b, i, *g.shape[-2:])
+    if planes:
+        z = torch.fft.fft2(dX.unflatten(2, size), norm='forward')[..., :g.shape[-2], :g.shape[-1]]
+        dx = torch.stack([z.real, -z.imag][:planes])
+    return dx, torch.stack([dC.real, -dC.imag])
 
 # %% ../nbs/02_conv.ipynb #c0de0204
 @_fourier_conv.register_fake
@@ -166,10 +171,13 @@ def _keep(ctx, inputs, output):
     x, C, *rest = inputs
     ctx.save_for_backward(*output[1:], C)
     ctx.rest, ctx.planes = rest[:3], len(x)
+    ctx.set_materialize_grads(False) # no zeros for X and W
 
 def _gradients(ctx, g, *_):
-    return (*_fourier_conv_grad(g.contiguous(), *ctx.saved_tensors, *ctx.rest, ctx.planes),
-            None, None, None, None)
+    if g is None: return (None,)*6
+    wanted = ctx.planes if ctx.needs_input_grad[0] else 0 # images have no gradient
+    dx, dC = _fourier_conv_grad(g.contiguous(), *ctx.saved_tensors, *ctx.rest, wanted)
+    return dx if wanted else None, dC, None, None, None, None
 
 def _no_second(ctx, *_):
     raise RuntimeError("engine='fft' has first derivatives only: "
@@ -276,8 +284,8 @@ def pick_engine(
     taps:float=8., # taps of a direct kernel that cost as much as the transforms
 )->str:
     "The fastest engine for maps of `size`; `dft` where only ordinary operations will do"
-    (h, w), transformed = size, (torch._C._functorch.maybe_current_level() is not None
-                                 or forward_ad._current_level >= 0)
+    (h, w), level = size, torch._C._functorch.maybe_current_level # type: ignore
+    transformed = level() is not None or forward_ad._current_level >= 0
     if kernel_size**2 * h*w <= taps * fft_size(h, kernel_size)*fft_size(w, kernel_size):
         return 'direct'
     return 'dft' if transformed or torch.compiler.is_exporting() else 'fft'
@@ -301,6 +309,7 @@ class HConv2d(HModule):
         in_orders=(-1,0,1),                # (0,) also takes real images: the lifting convolution
         out_orders=(-1,0,1),
         engine:str='auto',                 # 'fft', 'direct', 'dft', or whichever is best
+        reflections:bool=False,            # filters m and −m are tied: mirrors commute, too
     ):
         super().__init__()
         if engine not in (n := ('auto', *ENGINES)): raise ValueError(f'engine: one of {n}, not {engine!r}')
@@ -309,8 +318,10 @@ class HConv2d(HModule):
         self.in_orders, self.out_orders = as_orders(in_orders), as_orders(out_orders)
         self.orders, self.images = check_grid(
             kernel_size, rings, filter_orders(in_orders, out_orders)), self.in_orders == (0,)
-        self.weight = nn.Parameter(torch.empty(len(self.orders), rings, in_channels, out_channels))
-        self.beta = nn.Parameter(torch.empty(len(self.orders), in_channels, out_channels))
+        for m in (self.in_orders, self.out_orders): own_orders(m, reflections)
+        n = len(own_orders(self.orders, reflections))
+        self.weight = nn.Parameter(torch.empty(n, rings, in_channels, out_channels))
+        self.beta = nn.Parameter(torch.empty(n, in_channels, out_channels))
         self.reset_parameters()
 
     def reset_parameters(self):
@@ -321,7 +332,7 @@ class HConv2d(HModule):
     def coefficients(self)->torch.Tensor: # (2, orders·rings, in_orders·c_in, out_orders·c_out)
         "R e^{iβ} at its place between input and output streams: real and imaginary part"
         w, beta = self.weight, self.beta[:, None] # R of Def. 4.1, and β
-        c = torch.stack([w*beta.cos(), w*beta.sin()])
+        c = spread_orders(torch.stack([w*beta.cos(), w*beta.sin()]), self.orders, 1)
         fits = filter_places(self.orders, self.in_orders, self.out_orders, like=w)
         return torch.einsum('pkrio,kmn->pkrmino', c, fits).flatten(5).flatten(3, 4).flatten(1, 2)
 

@@ -62,6 +62,7 @@ def fixed_angles(n:int, *key):
 class ImageSet:
     "Images (n, c, h, w) in uint8 and labels (n,), given out as batches of (x - mean)/std"
     layout = 9, 1.25                                # of pictures: columns, and height to width
+    augment = ()                                    # 'rot', 'flip': anew in every epoch
     def __init__(self, x, y, vocab, mean=(0,), std=(255,), angles=None):
         self.x, self.y, self.angles, self.vocab = x, y, angles, CategoryMap(vocab, sort=False)
         self.mean, self.std = [torch.tensor(o, dtype=torch.float32).view(-1, 1, 1)
@@ -76,9 +77,17 @@ class ImageSet:
         return self.new(self.x[i], self.y[i], None if self.angles is None else self.angles[i])
 
     def batch(self, idxs, key=None):
-        "Standardised images (b, c, h, w) and labels (b,)"
+        "Standardised images (b, c, h, w) and labels (b,); `key` is (seed, epoch)"
         i = torch.as_tensor(idxs)
-        return (self.x[i].float() - self.mean)/self.std, self.y[i]
+        return self.augmented((self.x[i].float() - self.mean)/self.std, i, key), self.y[i]
+
+    def augmented(self, x, i, key):
+        "Each image by an angle, and mirrored or not, as (seed, epoch) and its number say"
+        if not (self.augment and key): return x
+        u = torch.from_numpy(random_stream('augment', *key).random_sample((len(self), 2)))[i]
+        if 'rot' in self.augment: x = rotate_image(x, 360*u[:, 0])
+        if 'flip' in self.augment: x = torch.where(u[:, 1].view(-1, 1, 1, 1) < .5, x.flip(-1), x)
+        return x
 
     def turned(self, degrees):
         "The same images, each turned by its own angle, on the mean colour"

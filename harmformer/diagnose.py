@@ -13,6 +13,7 @@ import pandas as pd
 from copy import deepcopy
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
+from typing import Any, Callable
 from .docs import document
 from .fields import rotate_field, rotate_image, to_complex
 from .tokens import to_field, to_tokens
@@ -33,10 +34,11 @@ def _as_field(y, orders, grid):
     return (y[:, None] + 0j, (0,)) if y.ndim == 4 else None
 
 # %% ../nbs/15_diagnose.ipynb #e9944d81
-def _hooked(model, x, layers):
+def _hooked(model, x, layers)->list:
     "Name, field and orders of the outputs of children, or of all modules, in order of execution"
-    seen, stem, orders = [], getattr(model, 'stem', None), getattr(model, 'orders', None)
-    grid = stem.out_size(x.shape[-2:]) if hasattr(stem, 'out_size') else None
+    seen, orders = [], getattr(model, 'orders', None)
+    size = getattr(getattr(model, 'stem', None), 'out_size', None)
+    grid = size(x.shape[-2:]) if size else None
     def look(name):
         def hook(module, args, y):
             if field := _as_field(y, orders, grid): seen.append((name, *field))
@@ -58,11 +60,12 @@ def watch(
     if layers or not hasattr(model, 'stages'): yield from _hooked(model, x, layers); return
     for name, z in model.stages(x): yield name, z, model.orders
     if isinstance(model, Harmformer):
-        yield 'logits', *_as_field(model.head(to_tokens(z)), None, None)
+        yield 'logits', model.head(to_tokens(z))[:, None, :, None, None] + 0j, (0,)
 
 # %% ../nbs/15_diagnose.ipynb #e1e3f506
 class HEReport:
     "HE error and floor of every stage, order and angle, in `table`: see `he_report`"
+    by_stage: Callable
     def __init__(self, table, factor=1.5, tol=1e-3):
         self.table, self.factor, self.tol = table, factor, tol
 
@@ -135,7 +138,7 @@ def he_report(
         for x in batches:
             base = list(watch(model, x, layers))
             for a in angles: yield x, base, a
-    bar = steps()
+    bar: Any = steps()
     if _watched() if progress is None else progress:
         bar = progress_bar(bar, total=len(batches)*len(angles), leave=False)
     for x, base, a in bar:
@@ -146,7 +149,7 @@ def he_report(
     return HEReport(pd.DataFrame(rows, columns=['stage', 'order', 'angle', 'error', 'floor']))
 
 # %% ../nbs/15_diagnose.ipynb #4c5b7eac
-def _dots(ax, t, title, low=0):
+def _dots(ax, t, title, low=0.):
     "One panel: a grey bar per stage of what is allowed, errors as dots, red where they are more"
     stages = list(t.stage.unique())
     rows, colours = t.stage.map(stages.index), np.where(t.error > t.allowed, 'C3', 'C2')

@@ -19,10 +19,12 @@ class HMLP(HModule):
         dim:int,         # width of a token, per order
         hidden:int,      # width between the two layers
         orders=(-1,0,1), # of the streams
+        reflections:bool=False, # m and −m share parameters: mirrors commute, too
     ):
         super().__init__()
-        self.up, self.act, self.down = (HLinear(dim, hidden, orders), CReLU(hidden, orders),
-                                        HLinear(hidden, dim, orders))
+        self.up, self.act, self.down = (HLinear(dim, hidden, orders, reflections),
+                                        CReLU(hidden, orders, reflections=reflections),
+                                        HLinear(hidden, dim, orders, reflections))
 
     def check(self, x): self.up.check(x)
     def on_planes(self, x): return self.down(self.act(self.up(x))) # (2, b, m, n, dim)
@@ -38,12 +40,13 @@ class HEncoderBlock(HModule):
         dropout:float=0.,      # of what attention and perceptron add
         layer_norm:str='token',# over channels of each 'token', or over the whole 'map' (Lemma 5.3)
         norm_eps:float=1.,     # added to the deviation: what is small against it stays small
+        reflections:bool=False,# m and −m share parameters: mirrors commute, too
         **attention,           # mixing, keep_phase, rpe, grid, chunk: see HAttention
     ):
         super().__init__()
         self.norm1, self.norm2 = [HLayerNorm(dim, layer_norm, norm_eps) for _ in range(2)]
-        self.attn = HAttention(dim, heads, orders, **attention)
-        self.mlp = HMLP(dim, round(dim*mlp_ratio), orders)
+        self.attn = HAttention(dim, heads, orders, reflections=reflections, **attention)
+        self.mlp = HMLP(dim, round(dim*mlp_ratio), orders, reflections)
         self.drop = HDropout(dropout)
 
     def check(self, x): self.attn.check(x)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['pixel_grid', 'rotate_image', 'rel_error', 'orders', 'as_orders', 'phase_shift', 'check_field', 'rotate_field',
-           'to_planes', 'to_complex', 'HModule', 'check_planes', 'field_rgb', 'disc', 'phase_wheel', 'show_field',
+           'to_planes', 'to_complex', 'planes_matmul', 'HModule', 'check_planes', 'own_orders', 'mirror_image',
+           'mirror_field', 'spread_orders', 'fold_orders', 'field_rgb', 'disc', 'phase_wheel', 'show_field',
            'layer_orders', 'he_error', 'show_equivariance', 'assert_he', 'analytic_image', 'analytic_field',
            'analytic_he_error']
 
@@ -14,6 +15,7 @@ import matplotlib.pyplot as plt
 import torch.nn.functional as F
 from matplotlib.colors import hsv_to_rgb
 from torch import nn
+from typing import Callable
 
 # %% ../nbs/00_fields.ipynb #cecd883e
 def pixel_grid(h:int, w:int, dtype=torch.float64, device=None):
@@ -131,10 +133,19 @@ def to_complex(x:torch.Tensor)->torch.Tensor: # real (2, ...) → complex (...)
     "The inverse of `to_planes`"
     return torch.complex(*x.unbind(0))
 
+# %% ../nbs/00_fields.ipynb #c0de0006
+def planes_matmul(
+    a:torch.Tensor, b:torch.Tensor, # (2, ..., n, i) and (2, ..., i, o)
+)->torch.Tensor:                    # (2, ..., n, o)
+    "The complex product a b, matrix by matrix"
+    (a_re, a_im), (b_re, b_im) = a.unbind(0), b.unbind(0)
+    return torch.stack([a_re @ b_re - a_im @ b_im, a_re @ b_im + a_im @ b_re])
+
 # %% ../nbs/00_fields.ipynb #c0de0003
 class HModule(nn.Module):
     "A layer that computes `on_planes`, and converts complex fields or tokens on the way in and out"
     images = False           # does it also take images (b, c, h, w)? They are one plane, one stream
+    on_planes: Callable      # planes → planes: what the layer computes
     def check(self, x): pass # says what is wrong with an input from outside
 
     def forward(self, x, *args, **kwargs):
@@ -153,6 +164,57 @@ def check_planes(x, *shape):
         said = ', '.join('·' if n is None else str(n) for n in shape)
         raise ValueError(f'fields and tokens are complex (b, {said}), their planes real '
                          f'(2, b, {said}); got {x.dtype} {tuple(x.shape)}')
+
+# %% ../nbs/00_fields.ipynb #mi00b
+def own_orders(orders, reflections:bool=False)->tuple:
+    "The orders with parameters of their own: all, or with `reflections` one of m and −m"
+    orders = as_orders(orders)
+    if not reflections: return orders
+    if lost := [-m for m in orders if -m not in orders]:
+        raise ValueError(f'a mirror exchanges orders m and -m, but {orders} has no {lost[0]}: '
+                         'use orders such as (-1, 0, 1), or reflections=False')
+    return tuple(sorted({abs(m) for m in orders}))
+
+# %% ../nbs/00_fields.ipynb #mi00c
+def mirror_image(
+    x:torch.Tensor,      # (..., h, w), real or complex
+    axis:float=0.,       # the mirror: a line through the middle, at so many degrees to the x axis
+    mode:str='bilinear', # as in rotate_image
+)->torch.Tensor:         # (..., h, w), but (..., w, h) if the mirror is a diagonal
+    "Mirror maps about a line through their middle; multiples of 45° are exact"
+    return rotate_image(x.flip(-2), 2*axis, mode)
+
+# %% ../nbs/00_fields.ipynb #mi00d
+def mirror_field(
+    z:torch.Tensor,      # (b, m, c, h, w), complex
+    axis:float=0.,       # as in mirror_image
+    orders=(-1,0,1),     # of the m streams: with every m also −m
+    mode:str='bilinear', # as in rotate_image
+)->torch.Tensor:         # (b, m, c, h, w)
+    "Mirror a field: the map is mirrored, streams m and −m change places and get a phase e^{2imφ}"
+    orders = check_field(z, orders)
+    own_orders(orders, reflections=True)
+    return rotate_field(z[:, [orders.index(-m) for m in orders]].flip(-2), 2*axis, orders, mode)
+
+# %% ../nbs/00_fields.ipynb #mi00g
+def spread_orders(
+    p:torch.Tensor, # (..., own orders, ...), or already (..., m, ...)
+    orders, dim:int=0,
+)->torch.Tensor:    # (..., m, ...)
+    "Parameters of `own_orders` for every order: m and −m get the same"
+    if p.shape[dim] == len(orders): return p
+    own = own_orders(orders, reflections=True)
+    return torch.stack([p.select(dim, own.index(abs(m))) for m in orders], dim)
+
+# %% ../nbs/00_fields.ipynb #mi00h
+def fold_orders(
+    x:torch.Tensor, # (..., m, ...)
+    orders, dim:int=0,
+)->torch.Tensor:    # (..., own orders, ...)
+    "The mean of streams m and −m"
+    def stream(m): return x.select(dim, orders.index(m))
+    return torch.stack([(stream(m) + stream(-m))/2 if m else stream(m)
+                        for m in own_orders(orders, reflections=True)], dim)
 
 # %% ../nbs/00_fields.ipynb #9da14c55
 def field_rgb(z, vmax=None):
@@ -215,8 +277,9 @@ def show_field(
     return fig
 
 # %% ../nbs/00_fields.ipynb #b55e5ac8
-def _turn(x, degrees, orders):
-    "Turn an image as an image and a field as a field"
+def _turn(x, degrees, orders, mirror=False):
+    "Turn an image as an image and a field as a field; with `mirror`, mirror it first"
+    if mirror: x = mirror_field(x, 0., orders) if x.ndim == 5 else mirror_image(x)
     return rotate_field(x, degrees, orders) if x.ndim == 5 else rotate_image(x, degrees)
 
 # %% ../nbs/00_fields.ipynb #761ee510
@@ -259,14 +322,15 @@ def he_error(
     in_orders=None,      # of x, if it is a field; by default what the layer says, or (-1, 0, 1)
     out_orders=None,     # of the output, if it is complex; likewise
     radius:float=None,   # compare only inside this disc
+    mirror:bool=False,   # mirror x about the x axis first, then rotate it
 )->dict:                 # {m: ‖F_m([x]^α) − e^{imα}[F_m(x)]^α‖ / ‖F_m(x)‖}
     "How far `layer` is from Def. 4.2, for each order of its output"
     _check_question(x, degrees)
     in_orders, out_orders = layer_orders(layer, in_orders, out_orders)
-    got, orders = _streams(layer(_turn(x, degrees, in_orders)), out_orders)
-    want = rotate_field(_streams(layer(x), orders)[0], degrees, orders)
+    got, orders = _streams(layer(_turn(x, degrees, in_orders, mirror)), out_orders)
+    want = _turn(_streams(layer(x), orders)[0], degrees, orders, mirror)
     if radius is not None:
-        inside = disc(*got.shape[-2:], radius, got.device)
+        inside = disc(*got.shape[-2:], radius=radius, device=got.device)
         got, want = got*inside, want*inside
     return _per_order(got, want, orders)
 
@@ -297,15 +361,18 @@ def show_equivariance(
     channel:int=0,           # of the output
     gain:float=5.,           # the difference is drawn this much brighter
     radius:float=None,       # of the errors in the titles
+    mirror:bool=False,       # mirror x about the x axis first, then rotate it
 ):
     "Rows: input, f(rotated x), rotated f(x), difference. Titles: each angle with its `he_error`"
     (in_orders, out_orders), y = layer_orders(layer, in_orders, out_orders), layer(x)
     if not y.is_complex(): order, out_orders = 0, (0,)
-    ins = [_turn(x, a, in_orders) for a in degrees]
+    ins = [_turn(x, a, in_orders, mirror) for a in degrees]
     got = [_look(layer(o), out_orders, order, channel) for o in ins]
-    want = [rotate_image(_look(y, out_orders, order, channel), a) for a in degrees]
-    if y.is_complex(): want = [o*phase_shift(order, a) for o,a in zip(want, degrees)]
-    errors = [he_error(layer, x, a, in_orders, out_orders, radius)[order] for a in degrees]
+    z, orders = _streams(y, out_orders)
+    want = [_look(_turn(z, a, orders, mirror), orders, order, channel) for a in degrees]
+    if not y.is_complex(): want = [o.real for o in want]
+    errors = [he_error(layer, x, a, in_orders, out_orders, radius, mirror)[order]
+              for a in degrees]
     return _show_rows({'input': [_look(o, in_orders, order) for o in ins],
                        'f(rotated x)': got, 'rotated f(x)': want,
                        f'difference × {gain:g}': [(g-w)*gain for g,w in zip(got, want)]},
@@ -322,28 +389,30 @@ def _check_varies(layer, x, tol, orders):
                       'so their HE error means nothing')
 
 # %% ../nbs/00_fields.ipynb #ec0679e6
-def assert_he(layer, x, degrees, tol, in_orders=None, out_orders=None, radius=None):
+def assert_he(layer, x, degrees, tol, in_orders=None, out_orders=None, radius=None, mirror=False):
     "Fail unless every order's `he_error` is at most `tol` and every order depends on the input"
     _check_varies(layer, x, tol, layer_orders(layer, in_orders, out_orders)[1])
-    errors = he_error(layer, x, degrees, in_orders, out_orders, radius)
+    errors = he_error(layer, x, degrees, in_orders, out_orders, radius, mirror)
     told = ', '.join(f'order {m}: {e:.2g}' for m, e in errors.items())
     assert all(e <= tol for e in errors.values()), (
-        f'HE error at {degrees:g}° exceeds {tol:g}: {told}')
+        f'HE error at {"mirror and "*mirror}{degrees:g}° exceeds {tol:g}: {told}')
 
 # %% ../nbs/00_fields.ipynb #7eaae887
-def _plane(n, degrees):
+def _plane(n, degrees, mirror=False):
     "R⁻¹p as x + iy, for the pixel centres p of n×n or n = (h, w) pixels, the shorter side [-1, 1]"
     h, w = (n, n) if isinstance(n, int) else n
-    return torch.complex(*pixel_grid(h, w)) * 2/min(h, w) * phase_shift(-1, degrees)
+    z = torch.complex(*pixel_grid(h, w)) * 2/min(h, w) * phase_shift(-1, degrees)
+    return z.conj() if mirror else z
 
 # %% ../nbs/00_fields.ipynb #7733ee06
 def analytic_image(
     n,                # pixels of a side, or (h, w)
     degrees:float=0., # turned counter-clockwise
     seed:int=0, channels:int=1, batch:int=1, dtype=torch.float64,
+    mirror:bool=False, # first mirrored about the x axis
 )->torch.Tensor:      # (batch, channels, h, w)
     "A smooth function, zero outside the unit disc, sampled at turned coordinates: no interpolation"
-    z, tau = _plane(n, degrees), 2*math.pi
+    z, tau = _plane(n, degrees, mirror), 2*math.pi
     u = torch.rand(5, 16, batch, channels, 1, 1,
                    generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     centre, wave = torch.polar(.75*u[0].sqrt(), tau*u[1]), torch.polar(3 + 6*u[2], tau*u[3])
@@ -353,12 +422,13 @@ def analytic_image(
 # %% ../nbs/00_fields.ipynb #17679b49
 def analytic_field(
     n, degrees:float=0., orders=(-1,0,1), channels:int=1, seed:int=0, batch:int=1,
-    dtype=torch.complex128,
+    dtype=torch.complex128, mirror:bool=False, # as in analytic_image
 ):
     "A field (batch, m, channels, h, w) sampled at turned coordinates, stream m times e^{imα}"
     orders = as_orders(orders)
-    z = analytic_image(n, degrees, seed, 2*len(orders)*channels, batch).unflatten(
-        1, (2, len(orders), channels))
+    z = analytic_image(n, degrees, seed, 2*len(orders)*channels, batch,
+                       mirror=mirror).unflatten(1, (2, len(orders), channels))
+    if mirror: z = z[:, :, [orders.index(-m) for m in orders]]
     phases = torch.tensor([phase_shift(m, degrees) for m in orders], dtype=torch.complex128)
     return (torch.complex(*z.unbind(1)) * phases[:, None, None, None]).to(dtype)
 
@@ -377,11 +447,13 @@ def analytic_he_error(
     in_orders=None,      # the layer takes images, or fields of these orders
     out_orders=None,     # of a complex output; by default what the layer says, or (-1, 0, 1)
     channels:int=1, seed:int=0, batch:int=4, dtype=torch.float64, # of the input
+    mirror:bool=False,   # mirror the function about the x axis first, then rotate it
 )->dict:                 # {m: relative error}
     "HE error in the middle of the map, between two samplings of one continuous function"
-    def sample(a):
-        if in_orders is None: return analytic_image(n, a, seed, channels, batch, dtype)
-        return analytic_field(n, a, in_orders, channels, seed, batch, dtype.to_complex())
+    def sample(a, mirror=False):
+        if in_orders is None: return analytic_image(n, a, seed, channels, batch, dtype, mirror)
+        return analytic_field(n, a, in_orders, channels, seed, batch, dtype.to_complex(), mirror)
     out_orders = layer_orders(layer, None, out_orders)[1]
-    (still, orders), (turned, _) = [_streams(layer(sample(a)), out_orders) for a in (0, degrees)]
-    return _per_order(_middle(turned), rotate_field(_middle(still), degrees, orders), orders)
+    (still, orders), (turned, _) = [_streams(layer(sample(*a)), out_orders)
+                                    for a in ((0,), (degrees, mirror))]
+    return _per_order(_middle(turned), _turn(_middle(still), degrees, orders, mirror), orders)

@@ -24,7 +24,7 @@ class Card:
     what: str           # in one or two sentences
     figure: str         # in the paper's tables
     exact: str          # the rotations under which its answer stays
-    params: int = None  # in the paper's tables
+    params: int|None = None # in the paper's tables
 
 # %% ../nbs/10f_gallery.ipynb #e33d77ee
 RIVALS = {

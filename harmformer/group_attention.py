@@ -120,7 +120,7 @@ def _spread(m):
     "Initial weights that keep the variance through a Swish"
     if not isinstance(m, (nn.Linear, nn.Conv2d)): return
     nn.init.normal_(m.weight, std=(2/m.weight[0].numel())**.5)
-    nn.init.zeros_(m.bias)
+    if m.bias is not None: nn.init.zeros_(m.bias)
 
 # %% ../nbs/10c_group_attention.ipynb #fcae6278
 class GroupBlock(nn.Module):
@@ -151,7 +151,7 @@ class GroupTransformer(Rival):
         dropout:float=0.,       # after attention
     ):
         super().__init__()
-        kw = dict(heads=heads, head_dim=head_dim, window=window, encoding=encoding)
+        kw: dict = dict(heads=heads, head_dim=head_dim, window=window, encoding=encoding)
         def stage(crops):
             return nn.Sequential(*[GroupBlock(channels, dropout, crop=c, **kw) for c in crops])
         self.lift = GroupAttention(in_channels, channels, lift=True, **kw)

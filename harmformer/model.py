@@ -9,7 +9,8 @@ __all__ = ['InvariantHead', 'StagedModel', 'Harmformer']
 import torch
 from fastcore.basics import patch
 from torch import nn
-from .fields import as_orders, to_complex
+from typing import Any, Callable
+from .fields import as_orders, fold_orders, own_orders, to_complex
 from .magnitude import BatchStandardize, magnitude
 from .stem import HStem
 from .tokens import HLinear, to_field, to_tokens
@@ -18,12 +19,18 @@ from .encoder import HEncoderBlock
 # %% ../nbs/08_model.ipynb #fa837742
 class InvariantHead(nn.Module):
     "S4: tokens → magnitudes → mean over tokens → standardised → linear: (b, num_classes)"
-    def __init__(self, dim:int, num_classes:int, orders=(-1,0,1)):
+    def __init__(self, dim:int, num_classes:int, orders=(-1,0,1),
+        reflections:bool=False, # take the mean of m and −m: mirrors change nothing, too
+    ):
         super().__init__()
-        n = len(as_orders(orders))*dim
+        self.orders, self.reflections = as_orders(orders), reflections
+        n = len(own_orders(orders, reflections))*dim
         self.norm, self.linear = BatchStandardize(n), nn.Linear(n, num_classes)
 
-    def features(self, x): return magnitude(x).mean(2).flatten(1) # (2, b, m, n, dim) → (b, m·dim)
+    def features(self, x): # (2, b, m, n, dim) → (b, m·dim), or (b, own orders·dim)
+        x = magnitude(x).mean(2)
+        return (fold_orders(x, self.orders, 1) if self.reflections else x).flatten(1)
+
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False): # see 13_train
             return self.linear(self.norm(self.features(x)))
@@ -31,6 +38,7 @@ class InvariantHead(nn.Module):
 # %% ../nbs/08_model.ipynb #b9e10001
 class StagedModel(nn.Module):
     "A model with one path, `planes(x, maps)`, for all that runs or watches it, then `forward_head`"
+    planes: Callable; forward_head: Callable; blocks: Any; config: dict # of a subclass
     def stages(self, x): # (b, c, h, w)
         "Yield the name and the field (b, m, c, h, w) of every stage"
         for name, z in self.planes(x): yield name, to_complex(z)
@@ -73,6 +81,7 @@ class Harmformer(StagedModel):
         layer_norm:str='token', norm_eps:float=1., # see HEncoderBlock
         mixing:str='same', keep_phase:bool=False, # see HAttention
         rpe:str='circular', chunk:int=None, # see HAttention
+        reflections:bool=False, # invariant to mirrors, too: m and −m share parameters
     ):
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
@@ -80,15 +89,16 @@ class Harmformer(StagedModel):
             (img_size, img_size) if isinstance(img_size, int) else tuple(img_size))
         self.stem = HStem(in_channels, channels, convs, stem_dropout, pools, upscale, orders, mask,
                           kernel_size=kernel_size, rings=rings, norm=norm, engine=engine,
-                          stats=stats, residual=residual)
+                          stats=stats, residual=residual, reflections=reflections)
         dim = heads*head_dim if depth else self.stem.out_channels
-        self.patch = HLinear(self.stem.out_channels, dim, orders) if depth else nn.Identity()
+        self.patch = (HLinear(self.stem.out_channels, dim, orders, reflections) if depth
+                      else nn.Identity())
         self.blocks = nn.ModuleList(
             HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps,
-                          mixing=mixing, keep_phase=keep_phase, rpe=rpe,
+                          reflections, mixing=mixing, keep_phase=keep_phase, rpe=rpe,
                           grid=self.stem.out_size(self.img_size), chunk=chunk)
             for _ in range(depth))
-        self.head = InvariantHead(dim, num_classes, orders)
+        self.head = InvariantHead(dim, num_classes, orders, reflections)
         self.num_features = self.head.linear.in_features       # orders times channels
 
     def planes(self, x, maps=None): # (b, c, h, w)

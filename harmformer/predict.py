@@ -1,9 +1,9 @@
 """What is on pictures, as a trained classifier sees it."""
 
-__all__ = ['classify_batches', 'classify_pictures']
+__all__ = ['classify_batches', 'classify_pictures', 'said_conversions']
 
 import pandas as pd, torch
-from harmformer.files import read_pictures
+from harmformer.files import open_picture, read_pictures
 from harmformer.system import evaluating
 
 
@@ -34,3 +34,12 @@ def classify_pictures(model, pictures, vocab=None, mean=None, std=None, bs:int=6
     "What is on each picture, whichever way up it is: see `classify_batches`"
     tables = classify_batches(model, pictures, vocab, mean, std, bs)
     return pd.concat([pd.DataFrame(columns=['picture', 'class', 'probability']), *tables], ignore_index=True)
+
+
+def said_conversions(pictures, side:int):
+    "Print how many pictures are cut and scaled to `side` pixels, and how many lose their alpha channel"
+    found = [open_picture(p, colour=False) for p in pictures]
+    scaled = sum(im.size != (side, side) for im in found)
+    clear = sum(im.mode.endswith('A') or 'transparency' in im.info for im in found)
+    if scaled: print(f'{scaled} of {len(found)} pictures are cut to their middle square and scaled to {side}×{side} pixels.', flush=True)
+    if clear: print(f'{clear} of {len(found)} pictures are partly transparent: there they count as black.', flush=True)

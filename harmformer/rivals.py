@@ -10,13 +10,19 @@ import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import nn
+from typing import Callable
 from .docs import document
-from .stem import upscale
+from .stem import radial_mask, upscale
 from .unet import standard_colours
 
 # %% ../nbs/10_rivals.ipynb #4f3acb26
 class Rival(nn.Module):
     "A network that ends in one layer, with the names that timm's users know"
+    mask = None # as in radial_mask: what of an image it sees
+    def seen(self, x): # (b, c, h, w)
+        return x if self.mask is None else x*radial_mask(*x.shape[-2:], self.mask, x.dtype, x.device)
+
+    head: nn.Linear|nn.Conv2d; forward_features: Callable; config: dict # of a subclass
     def get_classifier(self): return self.head
     @property
     def num_features(self): return self.get_classifier().weight.shape[1]
@@ -50,6 +56,7 @@ class PlainCNN(Rival, nn.Sequential):
         in_channels=1,       # of the images
         channels=(20,40,64), # of each convolution; each halves the map
         img_size=32,         # as PlainViT has; any size works
+        mask=None,           # 'tukey': sees the disc that a Harmformer sees
     ):
         conv = lambda i, o: nn.Sequential(
             nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(),
@@ -57,10 +64,12 @@ class PlainCNN(Rival, nn.Sequential):
         super().__init__(
             *map(conv, (in_channels, *channels), channels),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes))
+        self.mask = mask
 
     def get_classifier(self): return self[-1]
     def pool(self, z): return self[-2](self[-3](z))
     def forward_features(self, x): # (b, channels[-1], h, w)
+        x = self.seen(x)
         for layer in list(self)[:-3]: x = layer(x)
         return x
 
@@ -73,8 +82,10 @@ class PlainViT(Rival):
         patch=4,             # side of a patch, in pixels
         dim=32,              # width of a token
         depth=3, heads=4,    # encoder layers, and attention heads of each
+        mask=None,           # 'tukey': sees the disc that a Harmformer sees
     ):
         super().__init__()
+        self.mask = mask
         self.patch = nn.Conv2d(in_channels, dim, patch, patch)
         self.position = nn.Parameter(torch.randn((img_size//patch)**2, dim)*.02)
         layer = nn.TransformerEncoderLayer(dim, heads, 2*dim, 0., batch_first=True, norm_first=True)
@@ -84,7 +95,7 @@ class PlainViT(Rival):
 
     def pool(self, z): return z.mean(1)
     def forward_features(self, x): # (b, tokens, dim)
-        return self.blocks(self.patch(x).flatten(2).mT + self.position)
+        return self.blocks(self.patch(self.seen(x)).flatten(2).mT + self.position)
 
 # %% ../nbs/10_rivals.ipynb #5010a09e
 class PlainUNet(Rival):
@@ -113,23 +124,27 @@ class PlainUNet(Rival):
 
 # %% ../nbs/10_rivals.ipynb #1083e19e
 class ResNet(Rival):
-    "torchvision's ResNet with a stem for small images: a 3×3 convolution, no stride, no pooling"
+    "torchvision's ResNet; by default with a stem for small images: a 3×3 convolution, no stride"
     def __init__(self, num_classes:int=10, in_channels:int=1,
         depth:int=18,       # 18 or 50
         img_size:int=32,    # as PlainViT has; any size works
         dropout:float=0.,   # before the last layer
+        reduce:int=1,       # by the stem: 2 with torchvision's 7×7 convolution, 4 with its pooling
+        mask:str=None,      # 'tukey': sees the disc that a Harmformer sees
     ):
         super().__init__()
         from torchvision.models import resnet18, resnet50
         if depth not in (18, 50): raise ValueError(f'a ResNet of depth 18 or 50, not {depth}')
-        net = (resnet18 if depth == 18 else resnet50)()
-        net.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
+        if reduce not in (1, 2, 4): raise ValueError(f'a stem that reduces by 1, 2 or 4, not {reduce}')
+        net, self.mask = (resnet18 if depth == 18 else resnet50)(), mask
+        shape = (3, 1, 1) if reduce == 1 else (7, 2, 3)                 # kernel, stride, padding
         self.body = nn.Sequential(
-            net.conv1, net.bn1, net.relu, net.layer1, net.layer2, net.layer3, net.layer4)
+            nn.Conv2d(in_channels, 64, *shape, bias=False), net.bn1, net.relu,
+            *([net.maxpool] if reduce == 4 else []), net.layer1, net.layer2, net.layer3, net.layer4)
         self.dropout, self.head = nn.Dropout(dropout), nn.Linear(net.fc.in_features, num_classes)
 
     def pool(self, z): return self.dropout(z.mean((-2, -1)))
-    def forward_features(self, x): return self.body(x) # (b, 512 or 2048, h/8, w/8)
+    def forward_features(self, x): return self.body(self.seen(x)) # (b, 512 or 2048, h/8, w/8)
 
 # %% ../nbs/10_rivals.ipynb #a84dcafb
 document(__name__) # what the comments beside arguments say becomes part of docstrings

@@ -10,6 +10,7 @@ import torch
 import matplotlib.pyplot as plt
 import numpy as np
 import torch.nn.functional as F
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from pathlib import Path
 from PIL import Image
 from .docs import document
@@ -30,7 +31,7 @@ def _attention_at(A, grid, point):
 def brightest(model, image)->complex: # x + iy, in units of half the shorter side
     "The place of the token with the largest magnitude, seen from the middle"
     z = model.stem(image[None])[0].abs().square().sum((0, 1)).cpu() # (h, w)
-    i, (px, py) = (z*disc(*z.shape, .9)).argmax().item(), pixel_grid(*z.shape)
+    i, (px, py) = (z*disc(*z.shape, radius=.9)).argmax().item(), pixel_grid(*z.shape)
     return complex(px.flatten()[i], py.flatten()[i]) * 2/min(z.shape)
 
 # %% ../nbs/16_see.ipynb #cfe7f916
@@ -114,8 +115,8 @@ def _frame(model, view, fmax, amax):
     titles = f"{view['degrees']:g}°", *[f'order {m}' for m in model.orders], 'attention'
     for ax, s in zip(axs, titles): ax.set_title(s, fontsize=8)
     fig.subplots_adjust(.01, .01, .99, .85, .04)
-    fig.canvas.draw()
-    res = Image.fromarray(np.asarray(fig.canvas.buffer_rgba())[..., :3].copy())
+    (canvas := FigureCanvasAgg(fig)).draw()
+    res = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
     plt.close(fig)
     return res
 

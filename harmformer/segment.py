@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from fastprogress import progress_bar
 from PIL import Image
+from scipy import ndimage
 from sklearn.metrics import roc_auc_score
 from harmformer.fields import disc, rotate_image
-from harmformer.files import open_picture
+from harmformer.files import open_picture, to_rgb
 from harmformer.system import check_room, evaluating, reuse_memory, write_whole
 
 
@@ -56,7 +57,8 @@ def segment_bands(
     for top, below in zip(rows, [*rows[1:], image.shape[-2]]):
         band = image[:, top:top+size].to(p)/(255 if image.dtype == torch.uint8 else 1)
         for some in (cols[k:k+bs] for k in range(0, len(cols), bs)):
-            with evaluating(model): found = model(torch.stack([band[..., j:j+size] for j in some])).sigmoid()
+            with evaluating(model): found = model(torch.stack([band[..., j:j+size] for j in some]))
+            found = found.sigmoid() if found.shape[1] == 1 else found.softmax(1)    # one map, or classes that exclude each other
             for j, o in zip(some, found):
                 if not total.ndim: total, weight = o.new_zeros(len(o), *band.shape[1:]), o.new_zeros(band.shape[1:])
                 total[..., j:j+size] += o*window
@@ -151,32 +153,53 @@ def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
 
 
 def map_picture(model, picture, threshold:float=.5, overlap:float=.5, progress:bool=False)->dict:
-    "Probabilities and mask (h, w), and the picture with the mask on it (h, w, 3), all in uint8, of a picture (h, w, 3) in uint8"
+    """Probabilities and mask (h, w), and the picture with the mask on it (h, w, 3), all in uint8, of a picture (h, w, 3) or (h, w, 1)
+    in uint8; of several classes the mask holds their numbers, and the probability is that of any but the first, the background"""
     size, (h, w) = model.img_size[0] if hasattr(model, 'img_size') else 64, picture.shape[:2]
-    found = dict(prob=np.empty((h, w), np.uint8), mask=np.empty((h, w), np.uint8), overlay=np.array(picture))
+    overlay = np.repeat(picture, 3, -1) if picture.shape[-1] == 1 else np.array(picture)
+    found = dict(prob=np.empty((h, w), np.uint8), mask=np.empty((h, w), np.uint8), overlay=overlay)
     bands, top = segment_bands(model, torch.from_numpy(picture).permute(2, 0, 1), size, overlap), 0
     shown:Any = progress_bar(bands, total=len(tile_starts(h, size, overlap))) if progress else bands
-    for p, *_ in shown:
+    for p in shown:
         if not p.isfinite().all(): raise ValueError('the weights give no finite probabilities for this picture: get them again')
-        rows, p = slice(top, top + len(p)), p.cpu().numpy()
-        found['prob'][rows], found['mask'][rows] = (p*255).round(), 255*(p > threshold)
+        rows, any_of, several = slice(top, top + p.shape[1]), (1 - p[0] if len(p) > 1 else p[0]).cpu().numpy(), len(p) > 1
+        marked = any_of > threshold
+        found['prob'][rows] = (any_of*255).round()
+        found['mask'][rows] = marked*((p[1:].argmax(0) + 1).cpu().numpy() if several else 255)
+        colours = CLASS_COLOURS[found['mask'][rows][marked] % len(CLASS_COLOURS) if several else 1]
         o = found['overlay'][rows]
-        o[p > threshold] = (.4*o[p > threshold] + .6*np.array([0, 255, 76.5])).round()
-        top += len(p)
+        o[marked] = (.4*o[marked] + .6*colours).round()
+        top += p.shape[1]
     return found
+
+
+CLASS_COLOURS = np.array([[255, 160, 0], [0, 255, 76.5], [255, 0, 160], [0, 160, 255], [255, 255, 0], [160, 0, 255], [0, 255, 255]])
+
+
+def _read(model, path):
+    "The picture at `path` (h, w, c) for a network: in colour for photographs of retinas, as it is where it was trained on a folder"
+    if 'maps' not in getattr(model, 'provenance', {}): return np.array(open_picture(path))
+    im = to_rgb(open_picture(path, colour=False), path)
+    return np.array(im) if model.config['in_channels'] == 3 else np.array(im.convert('L'))[..., None]
 
 
 def save_maps(model, images, out='segmented', threshold:float=.5, overlap:float=.5):
     "Write NAME_prob.png, NAME_mask.png and NAME_overlay.png for every picture, as people see it"
-    names = [Path(p).stem for p in images]
+    names, known = [Path(p).stem for p in images], getattr(model, 'provenance', {}).get('maps')
     if twice := {n for n in names if names.count(n) > 1}:
         raise ValueError(f'several pictures are called {", ".join(sorted(twice))}: their results would overwrite each other.')
-    if model.config.get('in_channels', 3) != 3: raise ValueError('these weights are not for pictures in colour: give others.')
-    for p in images: open_picture(p)                # all of them, before any work is done
+    if not known and model.config.get('in_channels', 3) != 3: raise ValueError('these weights are not for pictures in colour: give others.')
+    for p in images: _read(model, p)                # all of them, before any work is done
     folder = check_room(out)
     reuse_memory()
     for name, path in zip(names, images):
-        found = map_picture(model, np.array(open_picture(path)), threshold, overlap, progress=True)
+        found = map_picture(model, _read(model, path), threshold, overlap, progress=True)
         for kind, o in found.items(): write_whole(folder/f'{name}_{kind}.png', lambda part: Image.fromarray(o).save(part, 'PNG'))
-        share = np.count_nonzero(found['mask'])/found['mask'].size
-        print(f'{name}: {share:.1%} of the pixels are vessels; see {folder/f"{name}_overlay.png"}', flush=True)
+        print(f'{name}: {_shares(found["mask"], known)}; see {folder/f"{name}_overlay.png"}', flush=True)
+
+
+def _shares(mask, names):
+    "How much of a mask belongs to each class, and in how many parts"
+    if not names: return f'{np.count_nonzero(mask)/mask.size:.1%} of the pixels are vessels'
+    def one(marks, name): return f'{marks.mean():.1%} of the pixels are {name}, in {ndimage.label(marks)[1]:,} parts'
+    return ', '.join(one(mask == i if len(names) > 2 else mask > 0, n) for i, n in enumerate(names[1:], 1))

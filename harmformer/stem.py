@@ -11,8 +11,9 @@ import math, torch
 import torch.nn.functional as F
 from torch import nn
 from .constants import derived
-from .fields import HModule, as_orders, disc, pixel_grid, to_complex, to_planes
-from .conv import HConv2d, real_blocks
+from .fields import (HModule, as_orders, disc, own_orders, pixel_grid, spread_orders,
+                               planes_matmul, to_complex, to_planes)
+from .conv import HConv2d, check_conv_input
 from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
 
 # %% ../nbs/04_stem.ipynb #ff4f89d3
@@ -21,9 +22,12 @@ class HSkip(HModule):
     def __init__(self,
         in_channels:int, out_channels:int, # per stream
         orders=(-1,0,1),                   # of the streams
+        reflections:bool=False,            # m and −m share a matrix: mirrors commute, too
     ):
         super().__init__()
-        self.in_channels, self.out_channels, m = in_channels, out_channels, len(as_orders(orders))
+        self.in_channels, self.out_channels, self.orders = (
+            in_channels, out_channels, as_orders(orders))
+        m = len(own_orders(orders, reflections))
         self.weight = (None if in_channels == out_channels else
                        nn.Parameter(torch.empty(m, out_channels, in_channels, 2)))
         if self.weight is not None:
@@ -31,8 +35,8 @@ class HSkip(HModule):
 
     def on_planes(self, z): # (2, b, m, in, h, w) → (2, b, m, out, h, w)
         if self.weight is None: return z
-        W = real_blocks(*self.weight.unbind(-1))                               # (2, 2, m, out, in)
-        return torch.einsum('pbmihw,pqmoi->qbmohw', z, W)
+        W = spread_orders(self.weight, self.orders).movedim(-1, 0)[:, None]    # (2, 1, m, out, in)
+        return planes_matmul(W, z.flatten(-2)).unflatten(-1, z.shape[-2:])
 
     def extra_repr(self):
         return 'identity' if self.weight is None else f'{self.in_channels}, {self.out_channels}'
@@ -71,7 +75,7 @@ def radial_mask(
     h:int, w:int,
     kind:str='tukey', # fades over the outer quarter of the radius; 'circle' does not; None: no mask
     dtype=torch.float32, device=None,
-)->torch.Tensor:      # (h, w), or None
+)->torch.Tensor|None: # (h, w)
     "1 in the middle, 0 from half the shorter side on"
     return None if kind is None else _mask(h, w, kind).to(device, dtype)
 
@@ -83,17 +87,21 @@ def _mask_of(z, kind):
 # %% ../nbs/04_stem.ipynb #00e59bbe
 class HNetNorm(HModule):
     "ℂ-BN, then ℂ-ReLU_b (Def. A.3 and A.1), as in H-Nets"
-    def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
+    def __init__(self, channels:int, orders=(-1,0,1), stats:str='order',
+                 reflections:bool=False): # as in HNormAct
         super().__init__()
-        self.norm, self.act = CBatchNorm(channels, orders, stats), CReLU(channels)
+        self.norm, self.act = (
+            CBatchNorm(channels, orders, stats, reflections=reflections), CReLU(channels))
 
     def on_planes(self, z): return self.act(self.norm(z))
 
 # %% ../nbs/04_stem.ipynb #b5c3d690
 class HLayerAct(HModule):
     "Each order of a sample standardised over its map (Lemma 5.3), then ℂ-ReLU_{a,b}: a is the gain"
-    def __init__(self, channels:int, orders=(-1,0,1), stats:str='order'):
+    def __init__(self, channels:int, orders=(-1,0,1), stats:str='order',
+                 reflections:bool=False): # commutes with mirrors in any case
         super().__init__()
+        own_orders(orders, reflections)
         self.act = CReLU(channels, scale=True)
 
     def on_planes(self, z): return self.act(standardize(z, (3, 4, 5))) # (2, b, m, c, h, w)
@@ -116,22 +124,25 @@ class HConvBlock(HModule):
         engine:str='auto',      # as in HConv2d
         stats:str='order',      # as in HNormAct
         residual:bool=True,     # H-Nets have none
+        reflections:bool=False, # m and −m share parameters: mirrors commute, too
     ):
         super().__init__()
         if norm not in NORMS: raise ValueError(f'norm is one of {tuple(NORMS)}, got {norm!r}')
         if convs < 1: raise ValueError(f'a block has at least one convolution, got convs={convs}')
         self.orders, self.mask = as_orders(orders), mask
+        tie = dict(reflections=True) if reflections else {}
         ins = [(in_channels, in_orders or self.orders)] + [(out_channels, self.orders)]*(convs-1)
         self.convs = nn.ModuleList(
-            HConv2d(c, out_channels, kernel_size, rings, m, self.orders, engine) for c,m in ins)
-        self.acts = nn.ModuleList(NORMS[norm](out_channels, self.orders, stats) for _ in ins)
-        self.skips = nn.ModuleList(
-            HSkip(c, out_channels, self.orders) for c,_ in ins[bool(in_orders):] if residual)
+            HConv2d(c, out_channels, kernel_size, rings, m, self.orders, engine, **tie)
+            for c,m in ins)
+        self.acts = nn.ModuleList(NORMS[norm](out_channels, self.orders, stats, **tie) for _ in ins)
+        self.skips = nn.ModuleList(HSkip(c, out_channels, self.orders, **tie)
+                                   for c,_ in ins[bool(in_orders):] if residual)
         self.dropout = HDropout(dropout, mode='channel')
         self.in_orders, self.out_orders, self.images = (
             self.convs[0].in_orders, self.orders, self.convs[0].images)
 
-    def check(self, x): self.convs[0].check(x)
+    def check(self, x): check_conv_input(self.convs[0], x)
 
     def on_planes(self, x):
         # (2, b, m, in, h, w), or an image (1, b, 1, in, h, w) → (2, b, m, out, h, w)
@@ -142,7 +153,7 @@ class HConvBlock(HModule):
         return x
 
 # %% ../nbs/04_stem.ipynb #83dcc2b8
-def _each(v, n, name):
+def _each(v, n, name)->tuple:
     "`v` for each of `n` blocks"
     v = tuple(v) if isinstance(v, (tuple, list)) else (v,)*n
     if len(v) != n: raise ValueError(f'{name} has {len(v)} entries for {n} blocks')
@@ -157,7 +168,7 @@ class HStem(nn.Module):
         convs=2, dropout=0., pools=True, # of each block; one value for all, or a tuple
         upscale:int=2,        # enlarge images by this factor
         orders=(-1,0,1), mask:str='tukey', # as in HConvBlock
-        **kwargs,             # kernel_size, rings, norm, engine, stats, residual as in HConvBlock
+        **kwargs,             # kernel_size, rings, norm, engine, stats, residual, reflections: as there
     ):
         super().__init__()
         channels = tuple(channels)

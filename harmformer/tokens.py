@@ -9,8 +9,8 @@ __all__ = ['to_tokens', 'to_field', 'on_field', 'check_tokens', 'HLinear', 'HLay
 import torch
 from torch import nn
 from einops import rearrange
-from .fields import HModule, as_orders, check_planes, layer_orders
-from .conv import real_blocks
+from .fields import (HModule, as_orders, check_planes, layer_orders, own_orders,
+                               planes_matmul, spread_orders)
 from .magnitude import standardize
 
 # %% ../nbs/05_tokens.ipynb #9d02d5e7
@@ -61,11 +61,12 @@ class HLinear(HModule):
     def __init__(self,
         in_features:int, out_features:int, # channels of a token, before and after
         orders=(-1,0,1),                   # of the streams, a matrix for each
+        reflections:bool=False,            # one for m and −m: mirrors commute, too
     ):
         super().__init__()
         self.in_features, self.out_features, self.orders = (
             in_features, out_features, as_orders(orders))
-        w = torch.randn(len(self.orders), in_features, out_features, 2)
+        w = torch.randn(len(own_orders(orders, reflections)), in_features, out_features, 2)
         self.weight = nn.Parameter(w / (2*in_features)**.5)
 
     def check(self, x):
@@ -75,8 +76,8 @@ class HLinear(HModule):
 
     def on_planes(self, x): # (2, b, m, n, in) → (2, b, m, n, out)
         check_planes(x, len(self.orders), None, self.in_features)
-        W = real_blocks(*self.weight.unbind(-1))                               # (2, 2, m, in, out)
-        return torch.einsum('pbmni,pqmio->qbmno', x, W)
+        W = spread_orders(self.weight, self.orders).movedim(-1, 0)[:, None]    # (2, 1, m, in, out)
+        return planes_matmul(x, W)
 
     def extra_repr(self): return f'{self.in_features}, {self.out_features}, orders={self.orders}'
 
@@ -100,6 +101,6 @@ class HLayerNorm(HModule):
 
     def on_planes(self, x): # (2, b, m, n, dim)
         check_planes(x, None, None, self.dim)
-        return standardize(x, (4,) if self.over == 'token' else (3, 4), self.eps) * self.gain
+        return standardize(x, (4,) if self.over == 'token' else (3, 4), self.eps, self.gain)
 
     def extra_repr(self): return f'{self.dim}, over={self.over!r}, eps={self.eps:g}'

@@ -9,7 +9,7 @@ __all__ = ['standard_colours', 'HarmformerUNet', 'check_unet_input']
 import torch
 from torch import nn
 from fastcore.basics import patch
-from .fields import as_orders
+from .fields import as_orders, fold_orders, own_orders
 from .magnitude import magnitude
 from .stem import HConvBlock, avg_pool, upscale
 from .tokens import HLinear, to_field, to_tokens
@@ -35,24 +35,27 @@ class HarmformerUNet(StagedModel):
         norm:str='fused', stats:str='order', engine:str='auto', # see HConvBlock
         layer_norm:str='token', norm_eps:float=1., mixing:str='same', # see HEncoderBlock
         keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HEncoderBlock
+        reflections:bool=False, # mirrors commute, too: m and −m share parameters
     ):
         super().__init__()
         self.orders, self.in_channels, self.multiple = (
             as_orders(orders), in_channels, 2**len(channels))
-        self.num_classes, self.num_features = out_channels, len(self.orders)*channels[0]
+        self.num_classes, self.reflections = out_channels, reflections
+        self.num_features = len(own_orders(orders, reflections))*channels[0]
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        conv = dict(orders=orders, kernel_size=kernel_size, rings=rings, norm=norm, stats=stats,
-                    engine=engine, mask=None)
+        conv: dict = dict(orders=orders, kernel_size=kernel_size, rings=rings, norm=norm,
+                          stats=stats, engine=engine, mask=None, reflections=reflections)
         dim, grid = heads*head_dim, tuple(n//self.multiple for n in self.img_size)
         ins = (in_channels, *channels)
         self.down = nn.ModuleList(
             HConvBlock(i, o, convs, in_orders=None if k else (0,), **conv)
             for k, (i, o) in enumerate(zip(ins, channels)))
-        self.enter, self.leave = (HLinear(channels[-1], dim, orders),
-                                  HLinear(dim, channels[-1], orders))
+        self.enter, self.leave = (HLinear(channels[-1], dim, orders, reflections),
+                                  HLinear(dim, channels[-1], orders, reflections))
         self.blocks = nn.ModuleList(
             HEncoderBlock(dim, heads, mlp_ratio, orders, dropout, layer_norm, norm_eps,
-                          mixing=mixing, keep_phase=keep_phase, rpe=rpe, grid=grid, chunk=chunk)
+                          reflections, mixing=mixing, keep_phase=keep_phase, rpe=rpe, grid=grid,
+                          chunk=chunk)
             for _ in range(depth))
         self.up = nn.ModuleList(
             HConvBlock(i+o, o, 1, **conv)
@@ -61,7 +64,8 @@ class HarmformerUNet(StagedModel):
 
     def forward_head(self, z, pre_logits:bool=False):
         # the last field → logits (b, out_channels, h, w), or magnitudes (b, num_features, h, w)
-        x = magnitude(z).flatten(1, 2)
+        x = magnitude(z)
+        x = (fold_orders(x, self.orders, 1) if self.reflections else x).flatten(1, 2)
         return x if pre_logits else self.out(x)
 
     def get_classifier(self): return self.out

@@ -13,7 +13,8 @@ from harmformer.tokens import HLayerNorm, HLinear
 
 SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=1, heads=2, head_dim=2, dropout=0.)
 VARIANTS = {'as it is': {}, 'mixing all, phase kept': dict(mixing='all', keep_phase=True), 'norm of H-Nets, shared': dict(norm='hnet', stats='shared', mask=None),
-            'layer norm, chunks': dict(norm='layer', layer_norm='map', chunk=5), 'orders 0 and 1, no encoding': dict(orders=(0, 1), rpe=None, mask='circle')}
+            'layer norm, chunks': dict(norm='layer', layer_norm='map', chunk=5), 'reflections': dict(reflections=True), 'reflections, mixing all': dict(reflections=True, mixing='all', norm='hnet'),
+            'orders 0 and 1, no encoding': dict(orders=(0, 1), rpe=None, mask='circle')}
 every_variant = pytest.mark.parametrize('variant', VARIANTS)
 
 

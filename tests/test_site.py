@@ -214,7 +214,7 @@ QUARTO = ('body {margin: 0} main {padding: 0 1em} .highlight pre {white-space: p
 def render(nbs, out):
     "The notebooks of `nbs` as pages in `out`: formulas as MathML, links and anchors as on the site."
     exporter = HTMLExporter(template_name='basic', exclude_anchor_links=True, filters={'clean_html': lambda s: s})  # half the time
-    for d in ('images', 'styles.css'):
+    for d in ('images', 'demo', 'styles.css'):
         if (nbs/d).is_dir(): shutil.copytree(nbs/d, out/d)
         elif (nbs/d).exists(): shutil.copy(nbs/d, out/d)
     for path in sorted(nbs.glob('[!_]*.ipynb')):

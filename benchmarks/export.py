@@ -1,0 +1,55 @@
+"""The weights of the package as ONNX: parity on 64 images, size of the file, milliseconds of both programs → nbs/results/export.csv
+
+Run on a quiet machine: python benchmarks/export.py [WEIGHTS ...] [--threads 2]"""
+import argparse, tempfile, time
+from pathlib import Path
+
+import pandas as pd, torch
+from harmformer.core import load_model, weight_names
+from harmformer.export import OnnxModel, export_onnx
+
+OUT = Path(__file__).parent.parent/'nbs/results/export.csv'
+
+
+def milliseconds(f, x, times):
+    "The median of `times` calls, after two to warm up"
+    def once():
+        start = time.perf_counter()
+        f(x)
+        return 1e3*(time.perf_counter() - start)
+    once(), once()
+    return sorted(once() for _ in range(times))[times//2]
+
+
+@torch.no_grad()
+def measure(name, folder, threads):
+    model = load_model(name)
+    x = torch.rand(64, *model.default_cfg['input_size'], generator=torch.Generator().manual_seed(0))
+    start = time.perf_counter()
+    file = export_onnx(model, folder/f'{name}.onnx')
+    seconds, start = time.perf_counter() - start, time.perf_counter()
+    graph = OnnxModel(file, threads)
+    load = time.perf_counter() - start
+    want, got = [torch.cat([f(o) for o in x.split(8)]) for f in (model, graph)]
+    same = (want.argmax(1) == got.argmax(1)) if want.ndim == 2 else (want > 0) == (got > 0)
+    row = dict(weights=name, kind='classifier' if want.ndim == 2 else 'segmenter', mb=round(file.stat().st_size/1e6, 2),
+               difference=float(f'{float((want-got).norm()/want.norm()):.2g}'),
+               argmax_equal=bool(same.all() if want.ndim == 2 else same.float().mean() > .9999),
+               seconds_to_export=round(seconds, 1), seconds_to_load=round(load, 2))
+    for n, times in ((1, 11), (32, 3)):
+        row |= {f'{who}_{n}': round(milliseconds(f, x[:n], times), 1) for who, f in (('file', graph), ('model', model))}
+    return row
+
+
+if __name__ == '__main__':
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('weights', nargs='*', default=weight_names())
+    parser.add_argument('--threads', type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = []
+        for name in args.weights:
+            rows.append(measure(name, Path(folder), args.threads))
+            print(rows[-1], flush=True)
+            pd.DataFrame(rows).to_csv(OUT, index=False, lineterminator='\n')
