@@ -12,7 +12,8 @@ import torch
 from harmformer.core import count_params, create_model
 from harmformer.files import data_path
 from harmformer.mask_runs import mask_dls, mask_learner
-from harmformer.masks import dice_interval, look_at_masks, tallies, total
+from harmformer.mask_scores import dice_interval, tallies, total
+from harmformer.masks import look_at_masks
 from harmformer.report import append_row
 from harmformer.system import commit, reuse_memory
 from harmformer.train import fit

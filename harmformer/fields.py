@@ -454,6 +454,6 @@ def analytic_he_error(
         if in_orders is None: return analytic_image(n, a, seed, channels, batch, dtype, mirror)
         return analytic_field(n, a, in_orders, channels, seed, batch, dtype.to_complex(), mirror)
     out_orders = layer_orders(layer, None, out_orders)[1]
-    (still, orders), (turned, _) = [_streams(layer(sample(*a)), out_orders)
-                                    for a in ((0,), (degrees, mirror))]
+    (still, orders), (turned, _) = [_streams(layer(x), out_orders)
+                                    for x in (sample(0), sample(degrees, mirror))]
     return _per_order(_middle(turned), _turn(_middle(still), degrees, orders, mirror), orders)

@@ -4,13 +4,14 @@ __all__ = ['RECIPE', 'mask_config', 'mask_dls', 'mask_learner', 'train_masks', '
 
 import html, json, platform
 from pathlib import Path
+from typing import Any
 import pandas as pd
 import torch
 from harmformer.core import count_params, create_model, load_model
 from harmformer.data import TensorDL
 from harmformer.evaluate import NICE
-from harmformer.masks import (MaskLoss, MaskPatches, _colours, _side, dice_interval, look_at_masks, score_pictures, tallies, total,
-                              turned_picture)
+from harmformer.mask_scores import dice_interval, score_pictures, side_of, tallies, total, turned_picture
+from harmformer.masks import MaskLoss, MaskPatches, look_at_masks, same_colours
 from harmformer.report import STYLE, _figure, _image, append_row, loss_curves, read_json
 from harmformer.runs import Stopped, free_name
 from harmformer.segment import _rows, segment
@@ -104,7 +105,7 @@ def mask_dls(
     about = dict(names=seen.names, channels=seen.channels)
     train = MaskPatches(seen.parts['train'], size, img_size, augment=True, turn=turn, **about)
     fixed = MaskPatches(seen.parts['valid'], max(bs, min(size//4, 256)), img_size, key=('valid',), **about)
-    dls = DataLoaders(TensorDL(train, bs=min(bs, size), shuffle=True, drop_last=True, seed=seed, device=device),
+    dls:Any = DataLoaders(TensorDL(train, bs=min(bs, size), shuffle=True, drop_last=True, seed=seed, device=device),
                       TensorDL(fixed, bs=2*bs, device=device), device=device)
     dls.pictures, dls.chosen_by, dls.images = seen.parts['valid'][:valid], 'dice', None
     dls.c, dls.n_in, dls.img_size, dls.vocab = seen.out, seen.channels, (img_size, img_size), seen.names
@@ -115,8 +116,8 @@ def mask_dls(
 def mask_learner(dls, model, lr:float=.01, wd:float=.01):
     "A fastai Learner with AdamW, cross entropy + Dice, and scores of whole pictures; `model` is a network of create_model, or a name"
     cache = {}
-    if isinstance(model, str): model = create_model(model, in_channels=dls.n_in, out_channels=dls.c, img_size=dls.img_size[0])
-    learn = harmformer_learner(dls, model, lr=lr, wd=wd, metrics=[MaskScore(n, cache) for n in ('dice', 'iou', 'auc', 'f1')])
+    net:Any = create_model(model, in_channels=dls.n_in, out_channels=dls.c, img_size=dls.img_size[0]) if isinstance(model, str) else model
+    learn:Any = harmformer_learner(dls, net, lr=lr, wd=wd, metrics=[MaskScore(n, cache) for n in ('dice', 'iou', 'auc', 'f1')])
     learn.loss_func = MaskLoss()
     return learn
 
@@ -172,7 +173,8 @@ def _fitting(config, seen, names)->int:
 def _train_one(name, path, config, seen, resume, world):
     "Train one network into the folder `path`, or finish it; with its best weights by the Dice of validation"
     if rank_distrib() == 0: check_room(path)
-    r, learn = config['recipe'], _learner(name, config, seen, world)
+    r = config['recipe']
+    learn:Any = _learner(name, config, seen, world)
     steps = len(learn.dls.train.shard())
     needs = human_time(1.15*seconds_per_step(learn)*steps*r['epochs'])
     if not rank_distrib():
@@ -232,12 +234,12 @@ def is_mask_run(path)->bool:
 def _picture(o, channels, degrees=0):
     image, labels, _ = turned_picture(o['image'], o['labels'], degrees, most=256)
     top, left = [max(0, (n - 256)//2) for n in labels.shape]
-    return _colours(image, channels)[top:top+256, left:left+256], labels[top:top+256, left:left+256]
+    return same_colours(image, channels)[top:top+256, left:left+256], labels[top:top+256, left:left+256]
 
 
 def _map(model, image):
     x = torch.from_numpy(image.copy()).permute(2, 0, 1)
-    return segment(model, x, _side(model), .25).cpu()
+    return segment(model, x, side_of(model), .25).cpu()
 
 
 def _classes_of(p): return p.argmax(0) if len(p) > 1 else (p[0] > .5).long()
@@ -297,12 +299,12 @@ def mask_report(path, seen=None)->Path:
     config, results = [read_json(path/f) for f in ('config.json', 'results.json')]
     seen = seen or look_at_masks(config['benchmark'], config['classes'])
     rows = pd.DataFrame(results['rows'])
-    models = {_nice(r.model): load_model(path/r.folder) for r in rows.itertuples()}
+    models = {_nice(n): load_model(path/f) for n, f in zip(rows.model, rows.folder)}
     test, first = seen.parts['test'], results['pictures'][rows.model[0]]
     order = sorted(test, key=lambda o: first.get(o['name'], 0))
     chosen = [order[i] for i in sorted({0, min(1, len(order)-1), len(order)//2, len(order)-1})]
     table = rows.drop(columns='folder').assign(model=rows.model.map(_nice)).rename(columns=MEANS)
-    logs = {_nice(r.model): pd.read_csv(path/r.folder/'log.csv') for r in rows.itertuples()}
+    logs = {_nice(n): pd.read_csv(path/f/'log.csv') for n, f in zip(rows.model, rows.folder)}
     parts = [f'<h1>{html.escape(config["title"])}</h1><p>{html.escape(str(seen))}</p><p>{html.escape(results["says"])}</p>',
              table.to_html(index=False, float_format=lambda v: f'{v:.4f}'),
              '<p>Dice, IoU and area count the pixels of all test pictures together; an object is found if it shares more than half of the '

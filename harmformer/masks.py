@@ -1,8 +1,7 @@
-"""Folders of pictures and masks: what is in them and what is wrong with them, patches to train on, a loss, and scores of whole
-pictures. 35_own_masks shows it; harmformer.mask_runs trains with it."""
+"""Folders of pictures and masks: what is in them and what is wrong with them, patches to train on, and a loss.
+35_own_masks shows it; harmformer.mask_runs trains with it."""
 
-__all__ = ['is_mask_folder', 'read_image', 'read_mask', 'MaskFolder', 'look_at_masks', 'MaskPatches', 'MaskLoss', 'label_objects',
-           'matched_objects', 'turned_picture', 'tallies', 'total', 'score_pictures', 'dice_interval']
+__all__ = ['is_mask_folder', 'read_image', 'read_mask', 'MaskFolder', 'look_at_masks', 'MaskPatches', 'MaskLoss', 'apart']
 
 import math, os, tempfile
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fastprogress import progress_bar
-from scipy import ndimage
 from torch import nn
 from harmformer.fields import rotate_image
 from harmformer.files import DataError, open_picture, picture_files, to_rgb
@@ -133,7 +131,7 @@ def look_at_masks(
     progress:bool=True,
 )->MaskFolder:
     "Read all pictures and masks once: every fault is told, with its file and its cure, before anything takes time"
-    folder, memory = Path(folder), _memory() if memory is None else memory
+    folder, left = Path(folder), _memory() if memory is None else float(memory)
     if len(classes) == 1: raise DataError('--classes names one class: name the background too, as the first of them.')
     ready = (folder/'train').is_dir() and not (folder/'images').is_dir()
     if ready:
@@ -146,15 +144,16 @@ def look_at_masks(
         pairs = _split(every, folder)
     keep, parts = tempfile.TemporaryDirectory(prefix='harmformer-'), {p: [] for p in PARTS}
     todo:Any = [(p, *o) for p in PARTS for o in pairs[p]]
-    for i, (part, image, mask) in enumerate(progress_bar(todo, leave=False) if progress else todo):
-        o = _read_pair(image, mask, classes)
-        memory -= o['image'].nbytes + o['labels'].nbytes
-        if memory < 0:
+    shown:Any = progress_bar(todo, leave=False) if progress else todo
+    for i, (part, image, mask) in enumerate(shown):
+        o:Any = _read_pair(image, mask, classes)
+        left -= o['image'].nbytes + o['labels'].nbytes
+        if left < 0:
             for k in ('image', 'labels'):
                 np.save(file := Path(keep.name)/f'{i}-{k}.npy', o[k])
                 o[k] = np.load(file, mmap_mode='r')
         parts[part].append(o)
-    return _checked(MaskFolder(folder, list(classes) or ['background', 'foreground'], 1, parts, keep=keep), extra, memory < 0)
+    return _checked(MaskFolder(folder, list(classes) or ['background', 'foreground'], 1, parts, keep=keep), extra, left < 0)
 
 
 def _checked(seen, extra, stored):
@@ -181,7 +180,9 @@ def _checked(seen, extra, stored):
 
 # --- patches: half of them around a marked pixel, the others anywhere ---
 
-def _colours(x, c): return np.repeat(x, c, -1) if x.shape[-1] < c else x
+def same_colours(x, c):
+    "A picture (h, w, 1 or c) with `c` colours"
+    return np.repeat(x, c, -1) if x.shape[-1] < c else x
 
 
 def _window(a, top, left, size):
@@ -255,7 +256,7 @@ class MaskPatches:
         o = self.pictures[i]
         x, y = [_window(o[k], row, col, self.window) for k in ('image', 'labels')]
         y = apart(y) if o['numbered'] else y if len(self.vocab) > 2 else y > 0
-        return torch.from_numpy(_colours(x, self.channels)).permute(2, 0, 1)/255, torch.from_numpy(y.astype(np.float32))
+        return torch.from_numpy(same_colours(x, self.channels)).permute(2, 0, 1)/255, torch.from_numpy(y.astype(np.float32))
 
     def batch(self, idxs, key=(0, 0)):
         "Patches (b, channels, size, size) in [0, 1]; masks (b, 1, size, size) of 0 and 1, or classes (b, size, size)"
@@ -289,127 +290,3 @@ class MaskLoss(nn.Module):
         return entropy + 1 - ((2*both + 1)/(each + 1)).mean()
     def activation(self, logits): return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
     def decodes(self, logits): return (logits > 0).float() if logits.shape[1] == 1 else logits.argmax(1)
-
-
-# --- scores of whole pictures ---
-
-def label_objects(mask)->np.ndarray: # (h, w), 0 on the background
-    "Number the connected parts of a mask (h, w)"
-    found:Any = ndimage.label(mask)
-    return found[0]
-
-
-def matched_objects(said, true)->int:
-    "How many objects of `said` share more than half of their union with one of `true`; both (h, w), numbered"
-    both = (said > 0) & (true > 0)
-    sizes = [dict(zip(*np.unique(o, return_counts=True))) for o in (said, true)]
-    pairs, shared = np.unique(np.stack([said[both], true[both]]), axis=1, return_counts=True)
-    return sum(2*int(n) > sizes[0][a] + sizes[1][b] - int(n) for (a, b), n in zip(pairs.T, shared))
-
-
-def turned_picture(
-    image,          # (h, w, c)
-    labels,         # (h, w)
-    degrees:float,  # counter-clockwise
-    most:int=1024,  # of a larger picture, the middle is rotated
-)->tuple:           # image (h, w, c) and labels (h, w), rotated, and where they are not mirrored surroundings
-    "A picture and its mask, rotated, with mirrored surroundings in the corners"
-    if degrees == 0: return image, labels, np.ones(labels.shape, bool)
-    top, left = [max(0, (n - most)//2) for n in labels.shape]
-    image, labels = [np.asarray(o[top:top+most, left:left+most]) for o in (image, labels)]
-    if degrees % 90 == 0:
-        image, labels = [np.rot90(o, int(degrees//90)).copy() for o in (image, labels)]
-        return image, labels, np.ones(labels.shape, bool)
-    (h, w), far = labels.shape, math.hypot(*labels.shape)
-    p = [math.ceil((far - n)/2) for n in (h, w)]
-    image = _turn(image, degrees, p, 'bilinear', 'reflect').round().astype(np.uint8)
-    inside = _turn(np.ones((h, w, 1)), degrees, p, 'nearest', 'constant')[..., 0] > .5
-    return image, _turn(labels[..., None], degrees, p, 'nearest', 'reflect')[..., 0].astype(labels.dtype)*inside, inside
-
-
-def _turn(a, degrees, p, mode, around):
-    "An array (h, w, c), padded by `p`, rotated and cut to its size"
-    wide = np.pad(a, [(p[0], p[0]), (p[1], p[1]), (0, 0)], mode=around).astype(np.float32)
-    h, w = a.shape[:2]
-    wide = rotate_image(torch.from_numpy(wide).permute(2, 0, 1), degrees, mode)
-    return wide[:, p[0]:p[0]+h, p[1]:p[1]+w].permute(1, 2, 0).numpy()
-
-
-@dataclass
-class _Tally:
-    "Counts of pixels and objects, from which all scores follow; tallies of several pictures are added"
-    hits: Any; said: Any; true: Any                     # pixels of each class
-    levels: Any                                         # (classes, 2, 65536): pixels by their probability, outside and inside of the mask
-    objects: Any                                        # matched, found, true
-
-    def __add__(self, other): return _Tally(*[getattr(self, k) + getattr(other, k) for k in ('hits', 'said', 'true', 'levels', 'objects')])
-
-    def scores(self)->dict:
-        no, yes = self.levels.transpose(1, 0, 2).astype(float)
-        below = no.cumsum(1) - no/2                     # pixels outside with less, and half of those with as much
-        with np.errstate(divide='ignore', invalid='ignore'):
-            dice, iou = 2*self.hits/(self.said + self.true), self.hits/(self.said + self.true - self.hits)
-            auc = (yes*below).sum(1)/(yes.sum(1)*no.sum(1))
-        matched, found, true = self.objects
-        return dict(dice=_mean(dice), iou=_mean(iou), auc=_mean(auc), f1=2*matched/max(1, found + true), found=int(found), true=int(true),
-                    **({f'dice_{c}': float(d) for c, d in enumerate(dice, 1)} if len(dice) > 1 else {}))
-
-
-def _mean(o): return float(np.nanmean(o)) if np.isfinite(o).any() else math.nan
-
-
-def _tally(prob, labels, inside, numbered):
-    "What a map (out, h, w) is worth, beside the true `labels`, among the pixels `inside`"
-    several = len(prob) > 1
-    chosen = prob.argmax(0) if several else (prob[0] > .5).astype(int)
-    marks = [(prob[c if several else 0], (chosen == c) & inside, (labels == c if several else labels > 0) & inside)
-             for c in range(1, max(2, len(prob)))]
-    def levels(p, where): return np.bincount((p[where]*65535).round().astype(int), minlength=65536)
-    objects = np.zeros(3, int)
-    for _, said, true in marks:
-        a, b = label_objects(said), labels*inside if numbered else label_objects(true)
-        objects += matched_objects(a, b), a.max(), len(np.unique(b[b > 0]))
-    return _Tally(np.array([(s & t).sum() for _, s, t in marks]), np.array([s.sum() for _, s, _ in marks]),
-                  np.array([t.sum() for _, _, t in marks]),
-                  np.stack([[levels(p, inside & ~t), levels(p, t)] for p, _, t in marks]), objects)
-
-
-def tallies(model, pictures, degrees:float=0., overlap:float=.25, progress:bool=False)->list:
-    "What the maps of whole pictures are worth, one by one; arguments as for `score_pictures`"
-    size, c = _side(model), model.config['in_channels']
-    shown:Any = progress_bar(pictures, leave=False) if progress else pictures
-    def one(o):
-        image, labels, inside = turned_picture(np.asarray(o['image']), np.asarray(o['labels']), degrees)
-        x = torch.from_numpy(np.array(_colours(image, c))).permute(2, 0, 1)
-        return _tally(segment(model, x, size, overlap).cpu().numpy(), labels, inside, o['numbered'])
-    return [one(o) for o in shown]
-
-
-def score_pictures(
-    model,              # of create_model
-    pictures,           # a part of a MaskFolder
-    degrees:float=0.,   # rotate them first
-    overlap:float=.25,  # of the tiles
-    progress:bool=False,
-)->dict:                # dice, iou, auc; f1 of objects, how many were found and how many there are; dice_1… of several classes
-    "Segment whole pictures and compare with their masks: pixels of all pictures together, objects at an overlap of half their union"
-    return total(tallies(model, pictures, degrees, overlap, progress))
-
-
-def total(found)->dict:
-    "The scores of several tallies together"
-    return sum(found[1:], found[0]).scores()
-
-
-def dice_interval(found, draws:int=1000)->tuple: # (low, high)
-    "A 95 % interval of the Dice of several tallies: what it would be on other pictures of this kind, by drawing these anew"
-    rng = random_stream('interval')
-    hits, both = np.stack([o.hits for o in found]), np.stack([o.said + o.true for o in found])
-    drawn = [rng.randint(0, len(found), len(found)) for _ in range(draws)]
-    dice = [_mean(2*hits[i].sum(0)/np.maximum(1, both[i].sum(0))) for i in drawn]
-    return tuple(float(o) for o in np.quantile(dice, (.025, .975)))
-
-
-def _side(model):
-    size = model.config.get('img_size', 64)
-    return size if isinstance(size, int) else size[0]

@@ -20,7 +20,8 @@ class Rival(nn.Module):
     "A network that ends in one layer, with the names that timm's users know"
     mask = None # as in radial_mask: what of an image it sees
     def seen(self, x): # (b, c, h, w)
-        return x if self.mask is None else x*radial_mask(*x.shape[-2:], self.mask, x.dtype, x.device)
+        h, w = x.shape[-2:]
+        return x if self.mask is None else x*radial_mask(h, w, self.mask, x.dtype, x.device)
 
     head: nn.Linear|nn.Conv2d; forward_features: Callable; config: dict # of a subclass
     def get_classifier(self): return self.head

@@ -201,5 +201,7 @@ def save_maps(model, images, out='segmented', threshold:float=.5, overlap:float=
 def _shares(mask, names):
     "How much of a mask belongs to each class, and in how many parts"
     if not names: return f'{np.count_nonzero(mask)/mask.size:.1%} of the pixels are vessels'
-    def one(marks, name): return f'{marks.mean():.1%} of the pixels are {name}, in {ndimage.label(marks)[1]:,} parts'
+    def one(marks, name):
+        found:Any = ndimage.label(marks)
+        return f'{marks.mean():.1%} of the pixels are {name}, in {found[1]:,} parts'
     return ', '.join(one(mask == i if len(names) > 2 else mask > 0, n) for i, n in enumerate(names[1:], 1))

@@ -7,8 +7,8 @@ from harmformer.cli import harmformer_eval, harmformer_report, harmformer_segmen
 from harmformer.core import create_model, load_model
 from harmformer.files import DataError
 from harmformer.mask_runs import _fitting, mask_config
-from harmformer.masks import (MaskLoss, MaskPatches, _tally, apart, dice_interval, is_mask_folder, label_objects, look_at_masks, matched_objects,
-                              score_pictures, turned_picture)
+from harmformer.mask_scores import _tally, dice_interval, label_objects, matched_objects, score_pictures, turned_picture
+from harmformer.masks import MaskLoss, MaskPatches, apart, is_mask_folder, look_at_masks
 from harmformer.segment import segment
 
 TINY = 'channels=(2,2),depth=1,heads=1,head_dim=4,kernel_size=7,rings=2'
