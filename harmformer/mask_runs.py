@@ -47,7 +47,8 @@ def mask_config(
         if m.removesuffix('+rot') not in MODELS:
             raise ValueError(f'{m} does not segment: on masks there are {", ".join(f"{o}, {o}+rot" for o in MODELS)}.')
     if minutes is not None and not minutes > 0: raise ValueError(f'--minutes is more than 0, not {minutes}.')
-    config = dict(kind='masks', benchmark=str(Path(folder).resolve()), title=Path(folder).resolve().name, classes=_classes(classes), seed=seed,
+    place = Path(folder).resolve()
+    config = dict(kind='masks', benchmark=str(place), title=place.name, classes=_classes(classes), seed=seed,
                   size=size or 1000, valid=valid or 12, img_size=pixels or 64, minutes=minutes, recipe=recipe, rivals=rivals,
                   arguments=arguments or {})
     try: _model(config, recipe['model'], 3, 1)
@@ -310,7 +311,8 @@ def mask_report(path, seen=None)->Path:
              '<p>Dice, IoU and area count the pixels of all test pictures together; an object is found if it shares more than half of the '
              'union with a true one. The interval is of the Dice, from drawing the test pictures anew.</p>',
              '<h2>Maps</h2><p>The two worst test pictures, the median and the best, by the Dice of the first network.</p>',
-             _image(show_masks(models, chosen, [f"Dice {first.get(o['name'], 0):.3f}" for o in chosen]), 'pictures, truth, maps and errors'),
+             _image(show_masks(models, chosen, [f"Dice {first.get(o['name'], 0):.3f}" for o in chosen]),
+                    'pictures, truth, maps and errors'),
              '<h2>Rotated</h2>', _image(show_turning_masks(models, order[len(order)//2]), 'maps of a rotating picture'),
              '<h2>Picture by picture</h2>', _image(_by_picture(results['pictures']), 'Dice of every test picture'),
              '<h2>Training</h2>', _image(loss_curves(logs), 'loss and scores by epoch'),

@@ -104,7 +104,8 @@ def _pairs(folder):
 def _split(pairs, folder):
     "A fifth of the pictures to validate and a fifth to test, the same ones on every machine"
     n = len(pairs)
-    if n < 3: raise DataError(f'{folder/"images"} holds {n} picture{"s"*(n > 1)}: at least three are needed, to train, to validate and to test.')
+    if n < 3:
+        raise DataError(f'{folder/"images"} holds {n} picture{"s"*(n > 1)}: at least three are needed, to train, to validate and to test.')
     order, k = random_stream('masks', 'split').permutation(n), max(1, round(n/5))
     return dict(zip(PARTS, ([pairs[i] for i in sorted(o)] for o in (order[2*k:], order[:k], order[k:2*k]))))
 
@@ -173,7 +174,8 @@ def _checked(seen, extra, stored):
     seen.notes = [f'{len(every)} pictures of {size} pixels, {"in colour" if seen.channels == 3 else "without colour"}: {parts}.',
                   f'Masks {kind}; {share:.1%} of the pixels are marked.']
     if seen.numbered: seen.notes.append('If their values are classes, name these with --classes.')
-    if extra > 0: seen.notes.append(f'{extra} mask{"s have" if extra > 1 else " has"} no picture and {"are" if extra > 1 else "is"} not used.')
+    if extra > 0:
+        seen.notes.append(f'{extra} mask{"s have" if extra > 1 else " has"} no picture and {"are" if extra > 1 else "is"} not used.')
     if stored: seen.notes.append('They do not fit into memory and are read from temporary files.')
     return seen
 
