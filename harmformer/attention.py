@@ -164,12 +164,12 @@ def _operands(self:HAttention, x):
 # %% ../nbs/06_attention.ipynb #959b7be7
 @patch
 def _bias(self:HAttention, x, grid):
-    "The encoding of a slice of queries: looked up once for all, or, in chunks, for each anew"
+    "The encoding of a slice of queries: looked up once, or once per chunk"
     check_planes(x, len(self.orders), None, self.dim)
     if self.rpe is None: return lambda rows: None
     grid = self.grid if grid is None else tuple(grid)
     if math.prod(grid) != x.shape[3]:
-        raise ValueError(f'{x.shape[3]} tokens are no grid of {grid}: pass grid=(h, w)')
+        raise ValueError(f'{x.shape[3]} tokens do not fill a grid of {grid}: pass grid=(h, w)')
     if self.chunk: return partial(self.rpe, grid)
     whole = self.rpe(grid)
     return lambda rows: whole

@@ -110,7 +110,7 @@ _weights = dict(harmformer_mnist='mnist-rot-test', harmformer_digits='digits',
                 vit='mnist-rot-test-vit', unet='drive-unet')
 _others = dict(harmformer_unet=HarmformerUNet, cnn=PlainCNN, vit=PlainViT, unet=PlainUNet)
 
-for _name, _preset in PRESETS.items(): # shared, not copied: who changes a preset means it
+for _name, _preset in PRESETS.items(): # shared, not copied: changing a preset changes the model
     MODELS[_name] = Harmformer, _preset, _weights.get(_name)
 for _name, _class in _others.items(): register_model(_name, _weights.get(_name))(_class)
 
@@ -132,7 +132,7 @@ def create_model(
     name:str=None,    # one of model_names(); None: harmformer_mnist, or what the weights belong to
     pretrained=False, # True: its own weights; or one of weight_names(), a file, the folder of a run
     **overrides,      # any argument of the model, such as num_classes or in_channels
-)->NamedModel:        # in training mode, as in timm: call `eval()` before you ask it
+)->NamedModel:        # in training mode, as in timm: call `eval()` before you use it
     "Make a model by name, with fresh or with trained weights"
     if pretrained:
         weights = own_weights(name) if pretrained is True else pretrained
@@ -278,7 +278,7 @@ def _strange(header):
         return 'it does not say which model it holds'
     if 'pretrained' in config: return 'its arguments name other weights (pretrained)'
     if config['name'] not in MODELS:
-        return f"it holds a {config['name'][:40]!r}, which nobody has registered"
+        return f"it holds a {config['name'][:40]!r}, which is not registered"
     if not (_numbers(mean) and _numbers(std) and min(std) > 0):
         return 'its mean or std are not usable'
     n, vocab = config.get('num_classes'), header.get('vocab')
@@ -357,7 +357,7 @@ def load_model(
     path,           # a file of save_model, the folder of a run, or one of weight_names()
     name:str=None,  # if given, the model has to be this one
     **overrides,    # num_classes, in_channels; or what leaves the weights alone, such as engine=
-)->NamedModel:      # in eval mode, ready to be asked; config and provenance are the file's
+)->NamedModel:      # in eval mode; config and provenance are the file's
     "Rebuild a saved model"
     header, tensors = read_weights(_weights_file(path))
     held = header['config']['name']
