@@ -66,8 +66,8 @@ def mixing_plan(
     triples = [(q, k, v) for q in orders for k in orders for v in orders
                if _meet[mixing](q, k, v) and q-k+v in orders]
     if lost := set(orders) - {q-k+v for q,k,v in triples}:
-        raise ValueError(f'mixing={mixing!r} needs order 0 (and cross_keys -m for m): '
-                         f'nothing in {orders} makes {sorted(lost)}')
+        raise ValueError(f'mixing={mixing!r} cannot make orders {sorted(lost)} from {orders}: '
+                         'it needs order 0, and cross_keys also -m for every m')
     def pairs(p):
         met = [t for t in triples if t[0]-t[1] == p]
         return (list(dict.fromkeys((q, k) for q,k,v in met)),

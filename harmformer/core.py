@@ -81,7 +81,7 @@ def preset_for(
     width:str='small',  # 'tiny', 'small' or 'base'
 )->str:                 # a name for create_model
     "The preset whose stem fits pictures of this size and leaves at most 32×32 tokens"
-    if width not in _WIDTHS: raise ValueError(f'width: one of {", ".join(_WIDTHS)}, not {width!r}')
+    if width not in _WIDTHS: raise ValueError(f'width is one of {", ".join(_WIDTHS)}, not {width!r}')
     halved = {p: 2**len(channels) for p, (channels, _) in _STEMS.items()}
     fits = [p for p, k in halved.items() if pixels % k == 0 and pixels <= 32*k]
     if not fits:
@@ -98,7 +98,7 @@ def register_model(
     weights:str=None, # those that `pretrained=True` takes
     **preset,         # arguments of the class
 ):
-    "Let `create_model` know a class by a name; a decorator"
+    "Register a class under a name for `create_model`; a decorator"
     def add(make):
         MODELS[name] = make, preset, weights
         return make
@@ -168,7 +168,7 @@ def own_weights(name:str=None)->str:
 
 # %% ../nbs/11_core.ipynb #f6f5417d
 def classifier(model)->str:
-    "The name of the layer that makes the answer: the last linear layer or convolution"
+    "The name of the layer that computes the answer: the last linear layer or convolution"
     return [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
 
 def _first_layer(model):
@@ -260,7 +260,7 @@ def save_model(model, path, **provenance):
     "Write the weights of a model of `create_model`, its name, arguments and `provenance`"
     if not hasattr(model, 'config'):
         raise ValueError('only a model of create_model can be saved: the file has to say how to '
-                         'make it again')
+                         'rebuild it')
     tensors = model.state_dict()
     if bad := not_finite(tensors):
         raise ValueError(f'{bad} is not finite: a model that diverged is not saved')
@@ -294,7 +294,7 @@ def read_weights(path)->tuple: # (header, tensors)
 
 # %% ../nbs/11_core.ipynb #8a5c65ca
 def _other_colours(layer, tensors, name):
-    "Let the first layer, saved for other colours, answer to grey pictures as before"
+    "Adapt a first layer saved for other colours: grey pictures give the same output"
     (w, n), b = (tensors[f'{name}.weight'], layer.in_channels), f'{name}.beta'
     if isinstance(layer, nn.Conv2d):                                        # (out, in, k, k)
         w = (w.sum(1, keepdim=True)/n).expand(-1, n, -1, -1)
@@ -375,7 +375,7 @@ def _in_words(stage):
     return f"{n} epoch{'s'*(n > 1)}{form}" + (f', {seen:,} images' if seen else '')
 
 def model_card(name)->str: # Markdown
-    "What a file of weights, or weights that come with the package, say about themselves"
+    "The card of a file of weights, or of weights that come with the package"
     header, _ = read_weights(_weights_file(name))
     config = header.pop('config')
     if 'stages' in header:

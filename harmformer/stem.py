@@ -18,7 +18,7 @@ from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
 
 # %% ../nbs/04_stem.ipynb #ff4f89d3
 class HSkip(HModule):
-    "The way around a convolution: the identity, or a complex matrix per order if channels change"
+    "The residual connection: the identity, or a complex matrix per order if channels change"
     def __init__(self,
         in_channels:int, out_channels:int, # per stream
         orders=(-1,0,1),                   # of the streams
