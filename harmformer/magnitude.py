@@ -176,7 +176,7 @@ def standardize(
     z:torch.Tensor, # complex, or planes (2, ...)
     dims,           # the axes to standardise over
     eps:float=1e-5, # added to the standard deviation
-    gain=1.,        # real; it broadcasts to the magnitude
+    gain:float|torch.Tensor=1., # real; it broadcasts to the magnitude
 )->torch.Tensor:    # as z
     "g·(z−μ)/(σ+ε) with the complex mean μ and σ² the mean of |z−μ|²"
     if z.is_complex():
