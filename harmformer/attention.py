@@ -66,8 +66,8 @@ def mixing_plan(
     triples = [(q, k, v) for q in orders for k in orders for v in orders
                if _meet[mixing](q, k, v) and q-k+v in orders]
     if lost := set(orders) - {q-k+v for q,k,v in triples}:
-        raise ValueError(f'mixing={mixing!r} needs order 0 (and cross_keys -m for m): '
-                         f'nothing in {orders} makes {sorted(lost)}')
+        raise ValueError(f'mixing={mixing!r} cannot make orders {sorted(lost)} from {orders}: '
+                         'it needs order 0, and cross_keys also -m for every m')
     def pairs(p):
         met = [t for t in triples if t[0]-t[1] == p]
         return (list(dict.fromkeys((q, k) for q,k,v in met)),
@@ -164,12 +164,12 @@ def _operands(self:HAttention, x):
 # %% ../nbs/06_attention.ipynb #959b7be7
 @patch
 def _bias(self:HAttention, x, grid):
-    "The encoding of a slice of queries: looked up once for all, or, in chunks, for each anew"
+    "The encoding of a slice of queries: looked up once, or once per chunk"
     check_planes(x, len(self.orders), None, self.dim)
     if self.rpe is None: return lambda rows: None
     grid = self.grid if grid is None else tuple(grid)
     if math.prod(grid) != x.shape[3]:
-        raise ValueError(f'{x.shape[3]} tokens are no grid of {grid}: pass grid=(h, w)')
+        raise ValueError(f'{x.shape[3]} tokens do not fill a grid of {grid}: pass grid=(h, w)')
     if self.chunk: return partial(self.rpe, grid)
     whole = self.rpe(grid)
     return lambda rows: whole

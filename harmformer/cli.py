@@ -76,7 +76,7 @@ def harmformer_train(
     bs:int=None,            # images in a batch, instead of the recipe's
     lr:float=None,          # learning rate, instead of the recipe's
     budget:bool=False,      # the recipe's form for a CPU
-    resume:bool=False,      # go on where an interrupted run stopped
+    resume:bool=False,      # continue where an interrupted run stopped
     seed:int=0,             # of weights, order of images and dropout
     small:int=None,         # epochs in small form before the others, instead of the recipe's
     size:int=None,          # use only so many training images
@@ -110,7 +110,7 @@ def harmformer_eval(
     n:int=10_000,       # use at most so many images at 0° and at 45°
     csv:str=None,       # add a row to this file
 ):
-    "Score trained weights on a benchmark's test set: each image by its own angle, upright, and turned by 45°"
+    "Score trained weights on a benchmark's test set: each image by its own angle, upright, and rotated by 45°"
     with sentences():
         _at_least(bs=(bs, 1), n=(n, 1))
         _folder_of(csv)
@@ -152,7 +152,7 @@ def _folder_of(csv, option='--csv'):
 
 @call_parse
 def harmformer_report(path:str): # folder of a finished run
-    "Write the report of a run once more"
+    "Write the report of a run again"
     with sentences(): print(f'Report: {mask_report(path) if is_mask_run(path) else run_report(path)}')
 
 

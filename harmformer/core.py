@@ -81,7 +81,7 @@ def preset_for(
     width:str='small',  # 'tiny', 'small' or 'base'
 )->str:                 # a name for create_model
     "The preset whose stem fits pictures of this size and leaves at most 32×32 tokens"
-    if width not in _WIDTHS: raise ValueError(f'width: one of {", ".join(_WIDTHS)}, not {width!r}')
+    if width not in _WIDTHS: raise ValueError(f'width is one of {", ".join(_WIDTHS)}, not {width!r}')
     halved = {p: 2**len(channels) for p, (channels, _) in _STEMS.items()}
     fits = [p for p, k in halved.items() if pixels % k == 0 and pixels <= 32*k]
     if not fits:
@@ -98,7 +98,7 @@ def register_model(
     weights:str=None, # those that `pretrained=True` takes
     **preset,         # arguments of the class
 ):
-    "Let `create_model` know a class by a name; a decorator"
+    "Register a class under a name for `create_model`; a decorator"
     def add(make):
         MODELS[name] = make, preset, weights
         return make
@@ -110,7 +110,7 @@ _weights = dict(harmformer_mnist='mnist-rot-test', harmformer_digits='digits',
                 vit='mnist-rot-test-vit', unet='drive-unet')
 _others = dict(harmformer_unet=HarmformerUNet, cnn=PlainCNN, vit=PlainViT, unet=PlainUNet)
 
-for _name, _preset in PRESETS.items(): # shared, not copied: who changes a preset means it
+for _name, _preset in PRESETS.items(): # shared, not copied: changing a preset changes the model
     MODELS[_name] = Harmformer, _preset, _weights.get(_name)
 for _name, _class in _others.items(): register_model(_name, _weights.get(_name))(_class)
 
@@ -132,7 +132,7 @@ def create_model(
     name:str=None,    # one of model_names(); None: harmformer_mnist, or what the weights belong to
     pretrained=False, # True: its own weights; or one of weight_names(), a file, the folder of a run
     **overrides,      # any argument of the model, such as num_classes or in_channels
-)->NamedModel:        # in training mode, as in timm: call `eval()` before you ask it
+)->NamedModel:        # in training mode, as in timm: call `eval()` before you use it
     "Make a model by name, with fresh or with trained weights"
     if pretrained:
         weights = own_weights(name) if pretrained is True else pretrained
@@ -168,7 +168,7 @@ def own_weights(name:str=None)->str:
 
 # %% ../nbs/11_core.ipynb #f6f5417d
 def classifier(model)->str:
-    "The name of the layer that makes the answer: the last linear layer or convolution"
+    "The name of the layer that computes the answer: the last linear layer or convolution"
     return [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
 
 def _first_layer(model):
@@ -260,7 +260,7 @@ def save_model(model, path, **provenance):
     "Write the weights of a model of `create_model`, its name, arguments and `provenance`"
     if not hasattr(model, 'config'):
         raise ValueError('only a model of create_model can be saved: the file has to say how to '
-                         'make it again')
+                         'rebuild it')
     tensors = model.state_dict()
     if bad := not_finite(tensors):
         raise ValueError(f'{bad} is not finite: a model that diverged is not saved')
@@ -278,7 +278,7 @@ def _strange(header):
         return 'it does not say which model it holds'
     if 'pretrained' in config: return 'its arguments name other weights (pretrained)'
     if config['name'] not in MODELS:
-        return f"it holds a {config['name'][:40]!r}, which nobody has registered"
+        return f"it holds a {config['name'][:40]!r}, which is not registered"
     if not (_numbers(mean) and _numbers(std) and min(std) > 0):
         return 'its mean or std are not usable'
     n, vocab = config.get('num_classes'), header.get('vocab')
@@ -294,7 +294,7 @@ def read_weights(path)->tuple: # (header, tensors)
 
 # %% ../nbs/11_core.ipynb #8a5c65ca
 def _other_colours(layer, tensors, name):
-    "Let the first layer, saved for other colours, answer to grey pictures as before"
+    "Adapt a first layer saved for other colours: grey pictures give the same output"
     (w, n), b = (tensors[f'{name}.weight'], layer.in_channels), f'{name}.beta'
     if isinstance(layer, nn.Conv2d):                                        # (out, in, k, k)
         w = (w.sum(1, keepdim=True)/n).expand(-1, n, -1, -1)
@@ -357,7 +357,7 @@ def load_model(
     path,           # a file of save_model, the folder of a run, or one of weight_names()
     name:str=None,  # if given, the model has to be this one
     **overrides,    # num_classes, in_channels; or what leaves the weights alone, such as engine=
-)->NamedModel:      # in eval mode, ready to be asked; config and provenance are the file's
+)->NamedModel:      # in eval mode; config and provenance are the file's
     "Rebuild a saved model"
     header, tensors = read_weights(_weights_file(path))
     held = header['config']['name']
@@ -375,7 +375,7 @@ def _in_words(stage):
     return f"{n} epoch{'s'*(n > 1)}{form}" + (f', {seen:,} images' if seen else '')
 
 def model_card(name)->str: # Markdown
-    "What a file of weights, or weights that come with the package, say about themselves"
+    "The card of a file of weights, or of weights that come with the package"
     header, _ = read_weights(_weights_file(name))
     config = header.pop('config')
     if 'stages' in header:

@@ -37,7 +37,7 @@ class InvariantHead(nn.Module):
 
 # %% ../nbs/08_model.ipynb #b9e10001
 class StagedModel(nn.Module):
-    "A model with one path, `planes(x, maps)`, for all that runs or watches it, then `forward_head`"
+    "A model with one forward path, `planes(x, maps)`, that everything uses, then `forward_head`"
     planes: Callable; forward_head: Callable; blocks: Any; config: dict # of a subclass
     def stages(self, x): # (b, c, h, w)
         "Yield the name and the field (b, m, c, h, w) of every stage"

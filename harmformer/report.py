@@ -17,8 +17,8 @@ from harmformer.system import write_whole
 
 ANGLES = tuple(range(0, 360, 15))
 MEANS = dict(turned='each by its own angle', at_0='0°', at_45='45°', auc='area under the ROC curve', dice='Dice', accuracy='accuracy',
-             auc_45='area, turned by 45°', auc_90='area, turned by 90°')
-TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='accuracy (dashed: upright, solid: turned)')
+             auc_45='area, rotated by 45°', auc_90='area, rotated by 90°')
+TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='accuracy (dashed: upright, solid: rotated)')
 
 
 def _figure(rows=1, cols=1, size=(6, 3), **kw)->Any: return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
@@ -43,7 +43,7 @@ def polar(by_angle):
 
 @torch.no_grad()
 def turning(models, dataset, angles=(0, 30, 60, 90, 135, 180, 225, 270, 315), rows=3):
-    "A few images turning, and what each model says."
+    "A few images at several angles, and the answer of each model."
     fig, axs = _figure(rows, len(angles), (1.05*len(angles), 1.55*rows))
     for r, i in enumerate(torch.linspace(0, len(dataset) - 1, rows).long().tolist()):
         for ax, a in zip(axs[r], angles):
@@ -61,12 +61,12 @@ def turning(models, dataset, angles=(0, 30, 60, 90, 135, 180, 225, 270, 315), ro
 
 @torch.no_grad()
 def confusion(model, dl):
-    "What is taken for what on the turned test images."
+    "The confusion matrix on the rotated test images."
     preds, ys = zip(*[(model(x).argmax(1), y) for x, y in dl])
     fig, ax = _figure(size=(5, 4.6))
     found = confusion_matrix(torch.cat(ys).cpu(), torch.cat(preds).cpu())
     ConfusionMatrixDisplay(found, display_labels=dl.dataset.vocab).plot(ax=ax, cmap='Blues', colorbar=False)
-    ax.set_title('turned test images')
+    ax.set_title('rotated test images')
     return fig
 
 
@@ -83,15 +83,15 @@ STYLE += 'td,th{padding:.2em 1em;text-align:right;border-bottom:1px solid #ddd}i
 def _class_pictures(models, dls, results):
     "What a classifier's report shows."
     return ['<h2>Accuracy against angle</h2>', _image(polar(results['by_angle']), 'accuracy against the angle of the test images'),
-            '<h2>Turning</h2>', _image(turning(models, (dls.upright or dls.test).dataset), 'predictions while an image turns'),
-            '<h2>Confusion</h2>', _image(confusion(next(iter(models.values())), dls.test), 'confusion matrix on turned test images')]
+            '<h2>Rotating</h2>', _image(turning(models, (dls.upright or dls.test).dataset), 'predictions while an image rotates'),
+            '<h2>Confusion</h2>', _image(confusion(next(iter(models.values())), dls.test), 'confusion matrix on rotated test images')]
 
 
 def _map_pictures(models, dls):
     "What a segmentation's report shows."
     models = {nice(n): m for n, m in models.items()}
     return ['<h2>Maps</h2>', _image(show_maps(models, dls.images), 'held-out images, truth, maps and errors'),
-            '<h2>Turning</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image turns')]
+            '<h2>Rotating</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image rotates')]
 
 
 def read_json(file)->dict:
@@ -142,8 +142,8 @@ def run_report(path)->Path:
 def in_words(rows, dls)->str:
     "The result in a sentence."
     def one(r):
-        if dls.images: return f"AUC {r['auc']:.4f}, turned by 45° {r['auc_45']:.4f}"
-        return f"{r['at_0']:.1%} upright, {r['turned']:.1%} turned"
+        if dls.images: return f"AUC {r['auc']:.4f}, rotated by 45° {r['auc_45']:.4f}"
+        return f"{r['at_0']:.1%} upright, {r['turned']:.1%} rotated"
     on = f'{len(judged_photos(dls) or dls.test.dataset):,} test images.'
     return '. '.join(f"{nice(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
 

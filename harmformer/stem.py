@@ -18,7 +18,7 @@ from .magnitude import CBatchNorm, CReLU, HDropout, HNormAct, standardize
 
 # %% ../nbs/04_stem.ipynb #ff4f89d3
 class HSkip(HModule):
-    "The way around a convolution: the identity, or a complex matrix per order if channels change"
+    "The residual connection: the identity, or a complex matrix per order if channels change"
     def __init__(self,
         in_channels:int, out_channels:int, # per stream
         orders=(-1,0,1),                   # of the streams
@@ -186,7 +186,7 @@ class HStem(nn.Module):
         return tuple(n*self.upscale // 2**sum(map(bool, self.pools)) for n in size)
 
     def planes(self, x:torch.Tensor): # (b, c, h, w), real
-        "Yield name and planes (2, b, m, c, h, w) of every stage in turn"
+        "Yield name and planes (2, b, m, c, h, w) of every stage, in order"
         check_stem_input(self, x)
         x = upscale(x, self.upscale)
         x = (x * _mask_of(x, self.mask))[None, :, None] # an image is one plane and one stream
@@ -195,7 +195,7 @@ class HStem(nn.Module):
             if pool: yield f'pool {i}', (x := avg_pool(x))
 
     def stages(self, x): # (b, c, h, w)
-        "Yield name and field (b, m, c, h, w) of every stage in turn"
+        "Yield name and field (b, m, c, h, w) of every stage, in order"
         for name, z in self.planes(x): yield name, to_complex(z)
 
     def forward(self, x:torch.Tensor)->torch.Tensor: # (b, c, h, w) → complex (b, m, c', h', w')
@@ -206,7 +206,7 @@ class HStem(nn.Module):
 
 # %% ../nbs/04_stem.ipynb #0fbd7719
 def check_stem_input(stem, x):
-    "Say what is wrong with the images `x`, if anything is, before any work is done"
+    "Raise an error if the images `x` do not fit, before any computation"
     if x.ndim != 4 or x.is_complex():
         raise ValueError(f'the stem takes real images (b, {stem.in_channels}, h, w), '
                          f'got {x.dtype} {tuple(x.shape)}')
@@ -216,7 +216,7 @@ def check_stem_input(stem, x):
     dtype, halved = next(stem.parameters()).dtype, sum(map(bool, stem.pools))
     if x.dtype != dtype:
         raise TypeError(f'images are {x.dtype} but weights {dtype}: convert one of them')
-    if min(x.shape) == 0: raise ValueError(f'there is nothing in images of {tuple(x.shape)}')
+    if min(x.shape) == 0: raise ValueError(f'images of {tuple(x.shape)} are empty')
     (h, w), k = x.shape[-2:], 2**halved // math.gcd(2**halved, stem.upscale)
     if h % k or w % k:
         raise ValueError(f'{h}×{w} pixels do not fit this stem, which enlarges by {stem.upscale} '

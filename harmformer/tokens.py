@@ -92,8 +92,8 @@ class HLayerNorm(HModule):
         super().__init__()
         if over not in ('token', 'map'): raise ValueError(f"over is 'token' or 'map', got {over!r}")
         if over == 'token' and dim < 2:
-            raise ValueError("over='token' takes the mean of the channels away: "
-                             "of one channel nothing is left")
+            raise ValueError("over='token' subtracts the mean of the channels and leaves "
+                             "nothing of a single one: use over='map' or more channels")
         self.dim, self.over, self.eps = dim, over, eps
         self.gain = nn.Parameter(torch.ones(dim))
 

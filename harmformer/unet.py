@@ -24,7 +24,7 @@ def standard_colours(x:torch.Tensor, eps:float=4e-4)->torch.Tensor: # (b, c, h, 
 
 # %% ../nbs/09_unet.ipynb #deaa4be2
 class HarmformerUNet(StagedModel):
-    "Segmentation turning with the image: (b, in_channels, h, w) → logits (b, out_channels, h, w)"
+    "Segmentation that rotates with the image: (b, in_channels, h, w) → (b, out_channels, h, w)"
     def __init__(self, out_channels:int=1, in_channels:int=3, *,
         img_size=64,            # side of the patches it is trained on
         channels=(8,16),        # of each level, before pooling
@@ -99,7 +99,7 @@ def reset_classifier(self:HarmformerUNet, out_channels:int):
 
 # %% ../nbs/09_unet.ipynb #907cb914
 def check_unet_input(model, x):
-    "Say what is wrong with the images `x`, if anything is"
+    "Raise an error if the images `x` do not fit"
     if x.ndim != 4 or x.shape[1] != model.in_channels:
         raise ValueError(f'images (b, {model.in_channels}, h, w) expected, got {tuple(x.shape)}')
     if any(n % model.multiple for n in x.shape[-2:]) or min(x.shape) == 0:

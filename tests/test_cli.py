@@ -37,7 +37,7 @@ def test_a_run_says_what_it_does_and_reports(finished):
     first = next(l for l in out.splitlines() if l.startswith('Training'))
     assert 'harmformer_digits' in first and 'about' in first and '256 to train' in first
     assert int(re.search(r'\(([\d,]+) parameters', first)[1].replace(',', '')) < 3000    # the tiny one
-    assert 'upright' in out and 'turned' in out
+    assert 'upright' in out and '% rotated' in out
     for f in ('best.safetensors', 'log.csv', 'config.json', 'results.json', 'report.html'): assert (path/f).exists()
     assert (path/'report.html').read_text().count('data:image/png;base64') == 4
     assert len((path/'log.csv').read_text().splitlines()) == 4
