@@ -292,18 +292,10 @@ def picture_files(folder)->list:
 
 
 def read_folder(
-    folder,           # with a subfolder of pictures for each class
+    folder,           # with a subfolder of pictures for each class; see harmformer.survey for others, and for what is wrong
     img_size:int=32,
-)->tuple:             # (n, c, img_size, img_size) in uint8, classes (n,), names of the classes
-    "The pictures of all classes as `read_pictures` gives them, with one channel if none has colour"
-    folders = sorted(p for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
-    names = [os.fsencode(p.name).decode(errors='replace') for p in folders]
-    files = [(p, i) for i, d in enumerate(folders) for p in picture_files(d)]
-    y = torch.tensor([i for _, i in files], dtype=torch.long)
-    few = [n for n, k in zip(names, y.bincount(minlength=len(names)).tolist()) if k < 7]
-    if len(names) < 2 or few:
-        raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures '
-                        'in the subfolder itself; '
-                        + (f'too few are in {", ".join(few)}.' if few else f'it has {len(names)}.'))
-    x = read_pictures([p for p, _ in files], img_size)
-    return x[:, :1] if (x == x[:, :1]).all() else x, y, names
+)->tuple:             # (n, c, img_size, img_size), classes (n,), names of the classes
+    "The middle squares of all pictures, with one channel if none has colour; in uint8, or in float32 if all have more than eight bits"
+    from harmformer.survey import look_at_pictures
+    seen = look_at_pictures(folder, progress=False).read(img_size, progress=False)
+    return seen.x, seen.y, seen.names
