@@ -11,9 +11,9 @@ import torch
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 from harmformer.calibrate import (calibration_error, class_errors, confused_pairs, fit_temperature, logits_on, reliability,
                                   surest_mistakes)
-from harmformer.evaluate import nice, plot_polar, wilson
+from harmformer.evaluate import COLOURS, nice, plot_polar, wilson
 
-PALETTE = 'C2', 'C1', 'C0', 'C4', 'C5', 'C6', 'C8', 'C9'    # ours is green, a plain network orange
+PALETTE = *COLOURS, 'C4', 'C5', 'C6', 'C8'                  # ours is green, a plain network orange
 MANY = 25                                                   # classes that a table or a matrix still shows
 
 

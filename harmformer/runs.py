@@ -250,7 +250,7 @@ def _keep_temperature(model, folder, dls)->float:
 
 def _advice(models, dls, config)->list:
     "Sentences about what to try next"
-    if config['recipe'].get('reflections') or not config['recipe']['model'].startswith('harmformer'): return []
+    if config['recipe'].get('reflections') or not config['recipe']['model'].startswith('harmformer') or len(dls.valid.dataset) < 30: return []
     p, q, harmless = mirror_check(next(iter(models.values())), dls.valid)
     if not harmless or p < 1.5/dls.c: return []
     return [f'Mirrored validation pictures are recognised as well as the originals ({q:.1%} and {p:.1%}): '

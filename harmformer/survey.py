@@ -134,7 +134,6 @@ def _split(rows, y, source, names):
     "{part: indices}: as given, and what is missing taken from the pictures to train on"
     given = rows.parts or ['train']*len(y)
     parts = {p: torch.tensor([i for i, o in enumerate(given) if o == p], dtype=torch.long) for p in PARTS}
-    if rows.groups: _check_groups(rows.groups, given, source)
     missing = [p for p in ('test', 'valid') if not len(parts[p])]
     if len(missing) == 2 and not rows.groups: return dict(zip(PARTS, [parts['train'][i] for i in split_classes(y[parts['train']], 'folder')]))
     for p in missing:
@@ -162,10 +161,10 @@ def _check_classes(source, rows, names):
     whole = not rows.parts or len({*rows.parts}) < 3
     least, (few, n) = 7 if whole else 2, min(((k, to_train[k]) for k in names), key=lambda o: o[1], default=('', 0))
     if len(names) < 2 or n < least:
-        many = 'seven pictures' if whole else 'two pictures to train on'
+        many = 'seven pictures ' if whole else 'two pictures to train on '
         where = 'lines for' if is_table(source) else 'a subfolder for'
-        raise DataError(f'{source} needs {where} each of two or more classes, with at least {many} '
-                        + ('' if is_table(source) else 'in the subfolder itself; ' if whole else 'each; ')
+        raise DataError(f'{source} needs {where} each of two or more classes, with at least {many}'
+                        + ('for each; ' if is_table(source) or not whole else 'in the subfolder itself; ')
                         + (f'too few are in {few}: {n}.' if len(names) > 1 else f'it has {len(names)}.'))
 
 
@@ -252,6 +251,7 @@ def look_at_pictures(
     "See what is there: every fault is told, with its file and its cure, before anything takes time"
     source = Path(source)
     rows, names = _from_table(source) if is_table(source) else _from_folder(source)
+    if rows.groups and rows.parts: _check_groups(rows.groups, rows.parts, source)
     _check_classes(source, rows, names)
     y = torch.tensor([names.index(o) for o in rows.labels])
     parts = _split(rows, y, source, names)
