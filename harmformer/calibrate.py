@@ -4,6 +4,7 @@ __all__ = ['logits_on', 'fit_temperature', 'reliability', 'calibration_error', '
            'mirror_check']
 
 import math
+from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,11 @@ def logits_on(model, dl)->tuple: # (n, classes), (n,)
 
 def fit_temperature(logits, y)->float:
     "The number that logits are divided by so that their likelihood is largest: above 1 the model was too sure of itself"
-    def loss(t): return F.cross_entropy(logits.double()/math.exp(t), y).item()
-    return float(math.exp(minimize_scalar(loss, bounds=(-3., 3.), method='bounded').x)) # pyright: ignore
+    n, k = logits.shape
+    doubt = k/(k - 1)/(n + 2) if k > 1 else 0.          # Platt's correction: few right answers are no certainty
+    def loss(t): return F.cross_entropy(logits.double()/math.exp(t), y, label_smoothing=doubt).item()
+    found:Any = minimize_scalar(loss, bounds=(-3., 3.), method='bounded')
+    return math.exp(found.x)
 
 
 def reliability(p, right, bins:int=10)->list: # [(mean probability, share of right answers, how many)…] of the bins with answers

@@ -53,6 +53,14 @@ def error_bars(rows, n:int):
     return fig
 
 
+def _polar(by_angle):
+    "Accuracy against angle, with the names of the models beside it"
+    fig = plot_polar({called(k): v for k, v in by_angle.items()})
+    fig.set_size_inches(8, 4.2)
+    fig.axes[0].legend(loc='center left', bbox_to_anchor=(1.12, .5))
+    return fig
+
+
 def by_class(judged, vocab)->str: # HTML
     "The error of every class on rotated test images, the hardest for the first model first"
     found = {name: class_errors(z, y, len(vocab)) for name, (z, y) in judged.items()}
@@ -151,7 +159,7 @@ def class_parts(models, dls, results, image)->list: # of HTML
     temperatures, first, flat = _temperatures(models, dls, rows), next(iter(judged.values())), (dls.upright or dls.test).dataset
     cool = first[0]/next(iter(temperatures.values()))
     shown = [('Errors', error_bars(rows, n), 'test errors of all models with intervals', ''),
-             ('Accuracy against angle', plot_polar({called(k): v for k, v in results['by_angle'].items()}),
+             ('Accuracy against angle', _polar(results['by_angle']),
               'accuracy against the angle of the test images', ''),
              ('Rotating', turning(dict(list(models.items())[:3]), flat), 'predictions while an image rotates', ''),
              ('Calibration', calibration(judged, temperatures), 'reliability diagrams before and after the temperature',

@@ -27,17 +27,17 @@ from PIL import Image, ImageOps
 from .docs import document
 from .fields import rotate_image
 from .files import DataError, data_path, find_file, get_file, verify_file
-from .files import (read_cifar, read_digits, read_drive, read_folder, read_idx,
+from .files import (read_cifar, read_digits, read_drive, read_idx,
                               read_mnist, read_pcam, read_rotated_mnist)
 from .patches import PatchSet
 from .pixels import FilePixels, read_scaled
-from .survey import PictureFolder, is_table, look_at_pictures
+from .survey import PictureFolder, is_table, look_at_pictures, read_folder
 from .survey import split_classes as _split
 from .system import random_stream
 
 # %% ../nbs/12_data.ipynb #5f0a6c1e
 _all_ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_drive',
-         'read_folder', 'PatchSet'] # of harmformer.files and harmformer.patches
+         'read_folder', 'PatchSet'] # of harmformer.files, survey and patches
 
 # %% ../nbs/12_data.ipynb #9ea6a1e5
 def turn_images(
@@ -315,7 +315,7 @@ def _describe(dls, name, title, images=None, test_images=None, as_stored=0, **kw
 
 # %% ../nbs/12_data.ipynb #b252a7e8
 def benchmark_dls(
-    name='digits',     # one of benchmark_names(), a folder or CSV of yours, or what look_at_pictures saw
+    name='digits',     # of benchmark_names(), a folder or CSV, or what look_at_pictures saw
     bs:int=None,       # batch size, by default the paper's
     device=None,       # by default fastai's: a GPU where there is one
     seed:int=0,        # of order and augmentations; test sets and splits do not depend on it
@@ -327,9 +327,13 @@ def benchmark_dls(
     rank:int=0, world_size:int=1, # which share of every batch, of how many: see TensorDL.shard
 )->BenchmarkDLs:       # with c, vocab, n_in, img_size, benchmark, title and about
     "`train`, `valid`, `turned`, `test`, and `upright` where the test set is a turned one"
-    own = isinstance(name, PictureFolder) or name not in _BENCHMARKS
+    looked = isinstance(name, PictureFolder)
+    own = looked or name not in _BENCHMARKS
+    if own and not (looked or Path(name).is_dir() or is_table(name)):
+        raise ValueError(f'no benchmark {name!r}; there are {", ".join(benchmark_names())}, '
+                         'or give a folder with a subfolder of pictures for each class, or a CSV')
     if size is not None and size < 1: raise ValueError(f'size must be at least 1, not {size}')
-    parts:dict = _b_own(_looked(name, as_stored), img_size, size) if own else _BENCHMARKS[name](size)
+    parts:dict = _b_own(name, img_size, size, as_stored) if own else _BENCHMARKS[name](size)
     sets, bs = list(parts.pop('sets')), bs or parts['bs']
     if valid and name != 'drive':
         sets[1:3] = [s.subset(torch.linspace(0, len(s)-1, min(valid, len(s))).long())
@@ -342,16 +346,6 @@ def benchmark_dls(
     return _describe(BenchmarkDLs(train, *rest, device=device), name, **parts)
 
 # %% ../nbs/12_data.ipynb #ba9951a3
-def _looked(source, as_stored=None):
-    "What is in a folder or a table, unless somebody has looked already"
-    if isinstance(source, PictureFolder): return source
-    if Path(source).is_dir() or is_table(source):
-        return look_at_pictures(source, as_stored, progress=False)
-    raise ValueError(f'no benchmark {source!r}; there are {", ".join(benchmark_names())}, '
-                     'or give a folder with a subfolder of pictures for each class, or a CSV file')
-
-
-# %% ../nbs/12_data.ipynb #c0de1712
 def _statistics(x, most=2000):
     "Mean and standard deviation of every channel, of at most so many pictures where they are files"
     few = x if isinstance(x, torch.Tensor) else x[torch.linspace(0, len(x)-1, min(most, len(x))).long()]
@@ -359,7 +353,11 @@ def _statistics(x, most=2000):
     mean, std = [getattr(seen, f)((0, 2, 3)) for f in ('mean', 'std')]
     return (mean.clamp(min=1.) if tiny == 1 else mean).tolist(), std.clamp(min=tiny).tolist()
 
-def _b_own(seen, img_size, size):
+
+# %% ../nbs/12_data.ipynb #c0de1712
+def _b_own(seen, img_size, size, as_stored=None):
+    "One's own pictures: a folder, a table, or what somebody has seen there already"
+    if not isinstance(seen, PictureFolder): seen = look_at_pictures(seen, as_stored, progress=False)
     seen.read(img_size, progress=False)
     mean, std = _statistics(seen.x[seen.parts['train']])
     sets = [ImageSet(seen.x[i], seen.y[i], seen.names, mean, std) for i in seen.parts.values()]

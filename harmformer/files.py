@@ -3,7 +3,7 @@ tests/test_data.py tries every fault on every reader."""
 
 __all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_mnist', 'read_digits', 'read_cifar',
            'read_rotated_mnist', 'read_pcam', 'open_picture', 'to_rgb', 'picture_tensor', 'read_drive', 'read_pictures',
-           'picture_files', 'read_folder']
+           'picture_files']
 
 import gzip, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
 from functools import lru_cache
@@ -289,13 +289,3 @@ def read_pictures(paths, img_size:int=32)->torch.Tensor: # (n, 3, img_size, img_
 def picture_files(folder)->list:
     "The pictures in a folder, by their names; hidden files are none"
     return sorted(p for p in Path(folder).iterdir() if p.name[0] not in '._' and p.suffix.lower() in Image.registered_extensions())
-
-
-def read_folder(
-    folder,           # with a subfolder of pictures for each class; see harmformer.survey for others, and for what is wrong
-    img_size:int=32,
-)->tuple:             # (n, c, img_size, img_size), classes (n,), names of the classes
-    "The middle squares of all pictures, with one channel if none has colour; in uint8, or in float32 if all have more than eight bits"
-    from harmformer.survey import look_at_pictures
-    seen = look_at_pictures(folder, progress=False).read(img_size, progress=False)
-    return seen.x, seen.y, seen.names

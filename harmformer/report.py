@@ -44,9 +44,9 @@ def _image(fig, alt):
     return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buf.getvalue()).decode()}">'
 
 
-STYLE = 'body{font:16px/1.5 system-ui;max-width:860px;margin:2em auto;padding:0 1em}'
+STYLE = 'body{font:16px/1.5 system-ui;max-width:920px;margin:2em auto;padding:0 1em}'
 STYLE += 'table{border-collapse:collapse;display:block;overflow-x:auto;font-size:14px}'
-STYLE += 'td,th{padding:.2em .7em;text-align:right;border:0;border-bottom:1px solid #ddd}td{white-space:nowrap}img{max-width:100%}'
+STYLE += 'td,th{padding:.2em .5em;text-align:right;border:0;border-bottom:1px solid #ddd}td{white-space:nowrap}img{max-width:100%}'
 
 
 def _map_pictures(models, dls):

@@ -1,6 +1,6 @@
 """A folder or a table of pictures of several classes: what is in it, what is wrong with it, and how it is split."""
 
-__all__ = ['PictureFolder', 'look_at_pictures', 'is_table', 'split_classes', 'usual_pixels', 'balanced']
+__all__ = ['PictureFolder', 'look_at_pictures', 'read_folder', 'is_table', 'split_classes', 'usual_pixels', 'balanced']
 
 import hashlib, os, warnings
 from collections import Counter, defaultdict
@@ -339,3 +339,12 @@ def _duplicates(seen, progress):
     copies = sum(len(o) - 1 for o in same.values() if len({*seen.y[o].tolist()}) == 1)
     if copies and not leaks: said.append(f'{copies} picture{"s are copies" if copies > 1 else " is a copy"} of another of the same class.')
     return said
+
+
+def read_folder(
+    folder,           # or anything else that look_at_pictures takes
+    img_size:int=32,
+)->tuple:             # (n, c, img_size, img_size), classes (n,), names of the classes
+    "The middle squares of all pictures, with one channel if none has colour; in uint8, or in float32 if all have more than eight bits"
+    seen = look_at_pictures(folder, progress=False).read(img_size, progress=False)
+    return seen.x, seen.y, seen.names
