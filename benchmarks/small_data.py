@@ -17,8 +17,9 @@ from fastcore.script import call_parse
 from torchvision.transforms.v2.functional import resize
 from harmformer.core import Harmformer, count_params, create_model, preset_for
 from harmformer.data import ImageSet, _split, fixed_angles, pad_images
-from harmformer.files import find_file, read_digits, read_folder, read_pcam
+from harmformer.files import find_file, read_digits, read_pcam
 from harmformer.report import append_row
+from harmformer.survey import read_folder
 from harmformer.system import commit, evaluating, random_stream, reuse_memory
 from harmformer.train import accuracy_on
 from harmformer.data import TensorDL

@@ -16,7 +16,7 @@ from harmformer.evaluate import final_scores, judged_photos
 from harmformer.export import OnnxModel, compare, export_onnx, export_program, load_program
 from harmformer.predict import classify_batches, said_conversions
 from harmformer.report import MEANS, append_row, eval_row, run_report
-from harmformer.runs import Stopped, run_config, train_run
+from harmformer.runs import Stopped, look, run_config, train_run
 from harmformer.masks import is_mask_folder
 from harmformer.mask_runs import eval_masks, is_mask_run, mask_config, mask_report, train_masks
 from harmformer.segment import save_maps
@@ -69,9 +69,9 @@ def _arguments(text):
 
 @call_parse
 def harmformer_train(
-    benchmark:argument('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive, or a folder with a subfolder of pictures '
-                       'for each class', opt=False, nargs='?')='digits',
-    model:str=None,         # another model than the recipe's
+    benchmark:argument('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive; or your own pictures: a folder with a subfolder '
+                       'for each class, or a CSV with path,label[,group]', opt=False, nargs='?')='digits',
+    model:str=None,         # another model than the recipe's, or than the one that fits your pictures
     epochs:int=None,        # instead of the recipe's
     bs:int=None,            # images in a batch, instead of the recipe's
     lr:float=None,          # learning rate, instead of the recipe's
@@ -81,25 +81,31 @@ def harmformer_train(
     small:int=None,         # epochs in small form before the others, instead of the recipe's
     size:int=None,          # use only so many training images
     valid:int=None,         # use only so many validation images
-    pixels:int=None,        # side to which pictures of a folder are scaled, by default 32; with masks, of the patches, by default 64
+    pixels:int=None,        # side to which your pictures are scaled, by default what fits them; with masks, of the patches, by default 64
+    minutes:float=None,     # your pictures: choose epochs and size so that all of it takes about so long
+    patience:int=None,      # stop when the loss of validation has not fallen for so many epochs
     classes:str='',         # of masks with several: their names, or how many, the background first
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
-    rival:str=None,         # trained along, by default a plain CNN of 31,000 parameters (drive: a U-Net of 41,000); 'none' for none
+    rival:str=None,         # trained along, with commas between: cnn, cnn+rot, resnet18+rot, vit+rot; 'none'; by default cnn, for your pictures cnn+rot
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
     with sentences():
-        _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), pixels=(pixels, 4), seed=(seed, 0))
+        _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), pixels=(pixels, 4), seed=(seed, 0),
+                  patience=(patience, 1))
+        if minutes is not None and not 0 < minutes < float('inf'): raise ValueError(f'--minutes is more than 0, not {minutes}.')
         if lr is not None and not 0 < lr < float('inf'): raise ValueError(f'--lr is more than 0, not {lr}.')
         if is_mask_folder(benchmark):
-            settings = mask_config(benchmark, classes, seed, size, valid, pixels, rival, arguments=_arguments(set),
+            if patience: raise ValueError('--patience is for classes: leave it out.')
+            settings = mask_config(benchmark, classes, seed, size, valid, pixels, rival, minutes, arguments=_arguments(set),
                                    model=model, epochs=epochs, bs=bs, lr=lr)
             return train_masks(settings, out, name, resume)
         if classes: raise ValueError('--classes is for masks: leave it out, or give a folder with images and masks.')
-        config = run_config(benchmark, budget, seed, size, valid, pixels or 32, rival,
+        seen = look(benchmark, pixels, model)
+        config = run_config(benchmark, budget, seed, size, valid, pixels, rival, minutes, patience, seen,
                             model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
-        train_run(config, out, name, resume)
+        train_run(config, out, name, resume, seen)
 
 
 @call_parse
@@ -118,7 +124,7 @@ def harmformer_eval(
         benchmark = benchmark or model.provenance.get('benchmark')
         if not benchmark: raise ValueError(f'{weights} does not say what it was trained on: give --benchmark.')
         if is_mask_folder(benchmark): return eval_masks(model, benchmark, csv)
-        dls = benchmark_dls(benchmark, val_bs=bs, img_size=_side(model))
+        dls = benchmark_dls(benchmark, val_bs=bs, img_size=_side(model), as_stored=bool(model.provenance.get('as_stored')))
         _check_fit(weights, model, dls)
         model = model.to(dls.device)
         if dls.device.type == 'cpu': reuse_memory()

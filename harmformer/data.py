@@ -27,24 +27,30 @@ from PIL import Image, ImageOps
 from .docs import document
 from .fields import rotate_image
 from .files import DataError, data_path, find_file, get_file, verify_file
-from .files import (read_cifar, read_digits, read_drive, read_folder, read_idx,
-                              read_mnist, read_pcam, read_pictures, read_rotated_mnist)
+from .files import (read_cifar, read_digits, read_drive, read_idx,
+                              read_mnist, read_pcam, read_rotated_mnist)
 from .patches import PatchSet
+from .pixels import FilePixels, read_scaled
+from .survey import PictureFolder, is_table, look_at_pictures, read_folder
+from .survey import split_classes as _split
 from .system import random_stream
 
 # %% ../nbs/12_data.ipynb #5f0a6c1e
 _all_ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_drive',
-         'read_folder', 'PatchSet'] # of harmformer.files and harmformer.patches
+         'read_folder', 'PatchSet'] # of harmformer.files, survey and patches
 
 # %% ../nbs/12_data.ipynb #9ea6a1e5
 def turn_images(
-    x:torch.Tensor, # (n, c, h, w) in uint8, square
+    x:torch.Tensor, # (n, c, h, w), square
     degrees,        # one angle per image, counter-clockwise
     fill:float|torch.Tensor=0., # grey level of what comes in from outside, one or one per channel
-)->torch.Tensor:    # (n, c, h, w) in uint8
-    "Turn every image by its own angle, bilinearly, and round to grey levels"
+)->torch.Tensor:    # (n, c, h, w) of the same kind
+    "Turn every image by its own angle, bilinearly; of bytes, round to grey levels"
     fill = torch.as_tensor(fill, dtype=torch.float64).view(-1, 1, 1)
-    def some(x, a): return (rotate_image(x - fill, a) + fill).round().to(torch.uint8)
+    def some(x, a):
+        turned = rotate_image(x - fill, a) + fill
+        return turned.to(x.dtype) if x.is_floating_point() else turned.round().to(torch.uint8)
+    if isinstance(x, FilePixels): return x.mapped(some, degrees)
     parts = zip(x.split(1000), torch.as_tensor(degrees).split(1000))
     return torch.cat([some(*o) for o in parts])
 
@@ -60,7 +66,7 @@ def fixed_angles(n:int, *key):
 
 # %% ../nbs/12_data.ipynb #48827227
 class ImageSet:
-    "Images (n, c, h, w) in uint8 and labels (n,), given out as batches of (x - mean)/std"
+    "Images (n, c, h, w) and labels (n,), given out as batches of (x - mean)/std"
     layout = 9, 1.25                                # of pictures: columns, and height to width
     augment = ()                                    # 'rot', 'flip': anew in every epoch
     def __init__(self, x, y, vocab, mean=(0,), std=(255,), angles=None):
@@ -93,9 +99,15 @@ class ImageSet:
         "The same images, each turned by its own angle, on the mean colour"
         return self.new(turn_images(self.x, degrees, self.mean), self.y, torch.as_tensor(degrees))
 
+    def visible(self, x):
+        "A standardised image in [0, 1]: its grey levels; of deep ones, 3 deviations to both sides"
+        if getattr(self.x, 'dtype', None) == torch.uint8: x = (x*self.std + self.mean)/255
+        else: x = x/6 + .5
+        return x.clamp(0, 1)
+
     def show(self, ax, x, y, pred=None):
         "An image, with its class as title"
-        x = ((x.cpu()*self.std + self.mean)/255).clamp(0, 1).permute(1, 2, 0)
+        x = self.visible(x.cpu()).permute(1, 2, 0)
         ax.imshow(x if x.shape[-1] == 3 else x[..., 0], cmap='gray', vmin=0, vmax=1)
         said = [int(o) for o in (y, pred) if o is not None]
         ax.set_title(' → '.join(self.vocab[o] for o in said), fontsize=9,
@@ -185,13 +197,6 @@ def _scenario(name, sets, size, **about):
     return dict(sets=[train.subset(slice(size)), valid, *turned, test], **about)
 
 # %% ../nbs/12_data.ipynb #e54e4f0b
-def _split(y, name, valid=.15, test=.15):
-    "Indices to train, validate and test on: equal shares of every class, the classes mixed"
-    order = torch.from_numpy(random_stream(name, 'split').permutation(len(y)))
-    nth = F.one_hot(y[order]).cumsum(0).gather(1, y[order][:, None])[:, 0]  # of its class, from 1
-    u, cut = (nth - .5)/y.bincount()[y[order]], 1 - valid - test
-    return order[u < cut], order[(cut <= u) & (u < 1-test)], order[u >= 1-test]
-
 def _b_digits(size):
     x, y = read_digits()
     sets = [ImageSet(pad_images(x[i]), y[i], _NAMES) for i in _split(y, 'digits', .1, .2)]
@@ -293,7 +298,7 @@ class BenchmarkDLs(DataLoaders):
     def set_epoch(self, epoch:int): self.train.set_epoch(epoch)
 
 # %% ../nbs/12_data.ipynb #7da41c68
-def _describe(dls, name, title, images=None, test_images=None, **kwargs):
+def _describe(dls, name, title, images=None, test_images=None, as_stored=0, **kwargs):
     "Hang what a benchmark knows about itself on its loaders"
     (x, y), data, vocab = dls.train.dataset[0], dls.train.dataset, dls.train.dataset.vocab
     dls.benchmark, dls.title, dls.images, dls.test_images = name, title, images, test_images
@@ -301,7 +306,8 @@ def _describe(dls, name, title, images=None, test_images=None, **kwargs):
     dls.c, dls.reading, kind = 1, {}, 'patches'
     if not y.ndim:
         colours = {k: getattr(data, k).flatten().tolist() for k in ('mean', 'std')}
-        dls.c, dls.reading, kind = len(vocab), dict(vocab=list(vocab), **colours), 'images'
+        stored = dict(as_stored=as_stored) if as_stored else {}
+        dls.c, dls.reading, kind = len(vocab), dict(vocab=list(vocab), **colours, **stored), 'images'
     parts = zip(dls.loaders, ('to train', 'to validate', 'turned', 'to test'))
     sizes = ', '.join(f'{len(d.dataset):,} {part}' for d, part in parts)
     dls.about = f'{title}: {sizes}; {kind} of {x.shape[1]}×{x.shape[2]}×{x.shape[0]}'
@@ -309,7 +315,7 @@ def _describe(dls, name, title, images=None, test_images=None, **kwargs):
 
 # %% ../nbs/12_data.ipynb #b252a7e8
 def benchmark_dls(
-    name:str='digits', # one of benchmark_names(), or a folder of your own pictures: see read_folder
+    name='digits',     # of benchmark_names(), a folder or CSV, or what look_at_pictures saw
     bs:int=None,       # batch size, by default the paper's
     device=None,       # by default fastai's: a GPU where there is one
     seed:int=0,        # of order and augmentations; test sets and splits do not depend on it
@@ -317,15 +323,17 @@ def benchmark_dls(
     val_bs:int=None,   # batch size of everything but training, by default twice bs
     valid:int=None,    # use only so many validation images
     img_size:int=32,   # to which your own pictures are scaled; benchmarks have their sizes
+    as_stored:bool=None, # of your own pictures: see look_at_pictures
     rank:int=0, world_size:int=1, # which share of every batch, of how many: see TensorDL.shard
 )->BenchmarkDLs:       # with c, vocab, n_in, img_size, benchmark, title and about
     "`train`, `valid`, `turned`, `test`, and `upright` where the test set is a turned one"
-    own = name not in _BENCHMARKS
-    if own and not Path(name).is_dir():
+    looked = isinstance(name, PictureFolder)
+    own = looked or name not in _BENCHMARKS
+    if own and not (looked or Path(name).is_dir() or is_table(name)):
         raise ValueError(f'no benchmark {name!r}; there are {", ".join(benchmark_names())}, '
-                         'or give a folder with a subfolder of pictures for each class')
+                         'or give a folder with a subfolder of pictures for each class, or a CSV')
     if size is not None and size < 1: raise ValueError(f'size must be at least 1, not {size}')
-    parts:dict = _b_folder(name, img_size, size) if own else _BENCHMARKS[name](size)
+    parts:dict = _b_own(name, img_size, size, as_stored) if own else _BENCHMARKS[name](size)
     sets, bs = list(parts.pop('sets')), bs or parts['bs']
     if valid and name != 'drive':
         sets[1:3] = [s.subset(torch.linspace(0, len(s)-1, min(valid, len(s))).long())
@@ -338,22 +346,33 @@ def benchmark_dls(
     return _describe(BenchmarkDLs(train, *rest, device=device), name, **parts)
 
 # %% ../nbs/12_data.ipynb #ba9951a3
-def _b_folder(folder, img_size, size):
-    x, y, names = read_folder(folder, img_size)
-    parts = _split(y, 'folder')
-    seen = x[parts[0]].float()
-    mean, std = [getattr(seen, f)((0, 2, 3)).clamp(min=1.).tolist() for f in ('mean', 'std')]
-    sets = [ImageSet(x[i], y[i], names, mean, std) for i in parts]
-    return _scenario('folder', sets, size, bs=16, title=Path(folder).resolve().name)
+def _statistics(x, most=2000):
+    "Mean and standard deviation of every channel, of at most so many pictures where they are files"
+    few = x if isinstance(x, torch.Tensor) else x[torch.linspace(0, len(x)-1, min(most, len(x))).long()]
+    seen, tiny = few.float(), 1. if getattr(x, 'dtype', None) == torch.uint8 else 1e-6
+    mean, std = [getattr(seen, f)((0, 2, 3)) for f in ('mean', 'std')]
+    return (mean.clamp(min=1.) if tiny == 1 else mean).tolist(), std.clamp(min=tiny).tolist()
+
+
+# %% ../nbs/12_data.ipynb #c0de1712
+def _b_own(seen, img_size, size, as_stored=None):
+    "One's own pictures: a folder, a table, or what somebody has seen there already"
+    if not isinstance(seen, PictureFolder): seen = look_at_pictures(seen, as_stored, progress=False)
+    seen.read(img_size, progress=False)
+    mean, std = _statistics(seen.x[seen.parts['train']])
+    sets = [ImageSet(seen.x[i], seen.y[i], seen.names, mean, std) for i in seen.parts.values()]
+    return _scenario('folder', sets, size, bs=16, title=seen.title, as_stored=seen.as_stored)
+
 
 # %% ../nbs/12_data.ipynb #e4d61313
-def _as_bytes(picture, c, h, w):
+def _as_pixels(picture, c, h, w, as_stored=0):
     "A picture, given as a file, a Pillow image, or bytes (c, h, w), as (1, c, h, w)"
     if isinstance(picture, torch.Tensor): x = picture[None]
     elif isinstance(picture, Image.Image):
         fitted = np.array(ImageOps.fit(picture.convert('RGB'), (w, h)))
         x = torch.from_numpy(fitted).permute(2, 0, 1)[None]
-    else: x = read_pictures([picture], h)
+    else: x = read_scaled([picture], h, as_stored)
+    if as_stored and x.shape[1:] == (c, h, w): return x.float()
     if c == 1 < x.shape[1]: x = x.float().mean(1, keepdim=True).round().byte()
     if x.shape[1:] == (c, h, w) and x.dtype == torch.uint8: return x
     raise ValueError(f'a picture is a file, a Pillow image, or a tensor of bytes ({c}, {h}, {w}); '
@@ -366,7 +385,8 @@ def test_dl(self:BenchmarkDLs, items, bs:int=None, **kwargs)->TensorDL:
     d = self.train.dataset
     if not isinstance(d, ImageSet):
         raise TypeError('a segmentation takes whole pictures: see `segment`')
-    x = torch.cat([_as_bytes(o, *d.x.shape[1:]) for o in items])
+    stored = self.reading.get('as_stored', 0)
+    x = torch.cat([_as_pixels(o, *d.x.shape[1:], stored) for o in items])
     new = d.new(x, torch.zeros(len(x), dtype=torch.long))
     return TensorDL(new, bs=bs or self.valid.bs, device=self.device)
 

@@ -3,7 +3,7 @@ tests/test_data.py tries every fault on every reader."""
 
 __all__ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read_idx', 'read_mnist', 'read_digits', 'read_cifar',
            'read_rotated_mnist', 'read_pcam', 'open_picture', 'to_rgb', 'picture_tensor', 'read_drive', 'read_pictures',
-           'picture_files', 'read_folder']
+           'picture_files']
 
 import gzip, http.client, os, sys, tarfile, time, urllib.parse, urllib.request, zipfile
 from functools import lru_cache
@@ -289,21 +289,3 @@ def read_pictures(paths, img_size:int=32)->torch.Tensor: # (n, 3, img_size, img_
 def picture_files(folder)->list:
     "The pictures in a folder, by their names; hidden files are none"
     return sorted(p for p in Path(folder).iterdir() if p.name[0] not in '._' and p.suffix.lower() in Image.registered_extensions())
-
-
-def read_folder(
-    folder,           # with a subfolder of pictures for each class
-    img_size:int=32,
-)->tuple:             # (n, c, img_size, img_size) in uint8, classes (n,), names of the classes
-    "The pictures of all classes as `read_pictures` gives them, with one channel if none has colour"
-    folders = sorted(p for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
-    names = [os.fsencode(p.name).decode(errors='replace') for p in folders]
-    files = [(p, i) for i, d in enumerate(folders) for p in picture_files(d)]
-    y = torch.tensor([i for _, i in files], dtype=torch.long)
-    few = [n for n, k in zip(names, y.bincount(minlength=len(names)).tolist()) if k < 7]
-    if len(names) < 2 or few:
-        raise DataError(f'{folder} needs a subfolder for each of two or more classes, with at least seven pictures '
-                        'in the subfolder itself; '
-                        + (f'too few are in {", ".join(few)}.' if few else f'it has {len(names)}.'))
-    x = read_pictures([p for p, _ in files], img_size)
-    return x[:, :1] if (x == x[:, :1]).all() else x, y, names

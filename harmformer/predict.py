@@ -3,7 +3,8 @@
 __all__ = ['classify_batches', 'classify_pictures', 'said_conversions']
 
 import pandas as pd, torch
-from harmformer.files import open_picture, read_pictures
+from harmformer.files import open_picture
+from harmformer.pixels import read_scaled
 from harmformer.system import evaluating
 
 
@@ -12,9 +13,10 @@ def classify_batches(
     pictures,                        # files
     vocab=None, mean=None, std=None, # what the model has to know about pictures; None: what its weights say; of DataLoaders: `dls.reading`
     bs:int=64,                       # pictures at a time
+    as_stored:int=None,              # channels whose values are taken as they are stored, as in `dls.reading`
 ):
     "Yield tables as of `classify_pictures`, one for every `bs` pictures"
-    given = {k: v for k, v in dict(vocab=vocab, mean=mean, std=std).items() if v is not None}
+    given = {k: v for k, v in dict(vocab=vocab, mean=mean, std=std, as_stored=as_stored).items() if v is not None}
     said = {**getattr(model, 'provenance', {}), **given}
     if missing := [k for k in ('vocab', 'mean', 'std') if k not in said]:
         raise ValueError(f'the weights do not say {" and ".join(missing)}: only classifiers that harmformer_train made do')
@@ -22,17 +24,18 @@ def classify_batches(
     mean, std = [torch.tensor(said[k], dtype=torch.float32).view(-1, 1, 1) for k in ('mean', 'std')]
     side = config['img_size'] if isinstance(config['img_size'], int) else config['img_size'][0]
     for i in range(0, len(pictures), bs):
-        x = read_pictures(pictures[i:i+bs], side).float()
+        x = read_scaled(pictures[i:i+bs], side, said.get('as_stored') or 0).float()
         if config['in_channels'] == 1: x = x.mean(1, keepdim=True)
-        with torch.no_grad(), evaluating(model): p = model(((x - mean)/std).to(device)).softmax(1).cpu()
+        with torch.no_grad(), evaluating(model): z = model(((x - mean)/std).to(device)).cpu()
+        p = (z/(said.get('temperature') or 1.)).softmax(1)
         if not p.isfinite().all(): raise ValueError('the weights give no finite probabilities for these pictures: get them again')
         names, classes = list(map(str, pictures[i:i+bs])), [said['vocab'][k] for k in p.argmax(1)]
         yield pd.DataFrame({'picture': names, 'class': classes, 'probability': p.amax(1).numpy()})
 
 
-def classify_pictures(model, pictures, vocab=None, mean=None, std=None, bs:int=64)->pd.DataFrame: # picture, class, probability
+def classify_pictures(model, pictures, vocab=None, mean=None, std=None, bs:int=64, as_stored:int=None)->pd.DataFrame: # picture, class, probability
     "What is on each picture, whichever way up it is: see `classify_batches`"
-    tables = classify_batches(model, pictures, vocab, mean, std, bs)
+    tables = classify_batches(model, pictures, vocab, mean, std, bs, as_stored)
     return pd.concat([pd.DataFrame(columns=['picture', 'class', 'probability']), *tables], ignore_index=True)
 
 

@@ -3,22 +3,22 @@
 __all__ = ['run_report', 'read_json', 'append_row', 'eval_row', 'in_words']
 
 import base64, html, io, json, time
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
-import torch
-from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+from harmformer.class_report import PALETTE, called, class_parts, error_table
 from harmformer.core import count_params, load_model
 from harmformer.data import benchmark_dls
-from harmformer.evaluate import COLOURS, judged_photos, nice, plot_polar
+from harmformer.evaluate import judged_photos, nice
 from harmformer.segment import show_maps, show_turning_maps
 from harmformer.system import write_whole
 
 ANGLES = tuple(range(0, 360, 15))
 MEANS = dict(turned='each by its own angle', at_0='0°', at_45='45°', auc='area under the ROC curve', dice='Dice', accuracy='accuracy',
              auc_45='area, rotated by 45°', auc_90='area, rotated by 90°')
-TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='accuracy (dashed: upright, solid: rotated)')
+TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='validation accuracy (dashed: upright, solid: rotated)')
 
 
 def _figure(rows=1, cols=1, size=(6, 3), **kw)->Any: return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
@@ -27,46 +27,14 @@ def _figure(rows=1, cols=1, size=(6, 3), **kw)->Any: return plt.subplots(rows, c
 def loss_curves(logs):
     "Loss and accuracy by epoch, of every model."
     fig, (a, b) = _figure(1, 2, (8, 3))
-    for (name, log), c in zip(logs.items(), COLOURS):
-        a.plot(log.epoch + 1, log.train_loss, f'{c}.--'); a.plot(log.epoch + 1, log.valid_loss, f'{c}.-', label=nice(name))
+    for (name, log), c in zip(logs.items(), cycle(PALETTE)):
+        a.plot(log.epoch + 1, log.train_loss, f'{c}.--'); a.plot(log.epoch + 1, log.valid_loss, f'{c}.-', label=called(name))
         dashed, solid = ('dice', 'auc') if 'auc' in log else ('accuracy', 'turned')
-        b.plot(log.epoch + 1, log[dashed], f'{c}.--'); b.plot(log.epoch + 1, log[solid], f'{c}.-', label=nice(name))
-    a.set(xlabel='epoch', title='loss (dashed: training)'); b.set(xlabel='epoch', title=TITLES[solid], ylim=(None, 1))
-    a.legend()
-    return fig
-
-
-def polar(by_angle):
-    "Accuracy against the angle of the image."
-    return plot_polar({nice(name): acc for name, acc in by_angle.items()})
-
-
-@torch.no_grad()
-def turning(models, dataset, angles=(0, 30, 60, 90, 135, 180, 225, 270, 315), rows=3):
-    "A few images at several angles, and the answer of each model."
-    fig, axs = _figure(rows, len(angles), (1.05*len(angles), 1.55*rows))
-    for r, i in enumerate(torch.linspace(0, len(dataset) - 1, rows).long().tolist()):
-        for ax, a in zip(axs[r], angles):
-            x, y = dataset.subset([i]).turned([a]).batch([0])
-            dataset.show(ax, x[0], y[0])
-            said = [m(x).argmax(1).item() for m in models.values()]
-            ax.set_title(f'{a}°' if r == 0 else '', fontsize=8)
-            for k, p in enumerate(said):
-                ax.text(.5, -.12 - .22*k, dataset.vocab[p], transform=ax.transAxes, ha='center', va='center', fontsize=9,
-                        color='g' if p == y.item() else 'r')
-            ax.axis('off')
-    fig.suptitle('below each picture: ' + ', then '.join(map(nice, models)) + ' (red: wrong)', fontsize=9)
-    return fig
-
-
-@torch.no_grad()
-def confusion(model, dl):
-    "The confusion matrix on the rotated test images."
-    preds, ys = zip(*[(model(x).argmax(1), y) for x, y in dl])
-    fig, ax = _figure(size=(5, 4.6))
-    found = confusion_matrix(torch.cat(ys).cpu(), torch.cat(preds).cpu())
-    ConfusionMatrixDisplay(found, display_labels=dl.dataset.vocab).plot(ax=ax, cmap='Blues', colorbar=False)
-    ax.set_title('rotated test images')
+        b.plot(log.epoch + 1, log[dashed], f'{c}.--'); b.plot(log.epoch + 1, log[solid], f'{c}.-', label=called(name))
+    a.set(xlabel='epoch'); b.set(xlabel='epoch', ylim=(None, 1))
+    a.set_title('loss (dashed: training)', fontsize=9); b.set_title(TITLES[solid], fontsize=9)
+    if len({len(log) for log in logs.values()}) > 1: a.set_xscale('log'); b.set_xscale('log')    # one was trained for many more epochs
+    a.legend(fontsize=8)
     return fig
 
 
@@ -76,22 +44,16 @@ def _image(fig, alt):
     return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buf.getvalue()).decode()}">'
 
 
-STYLE = 'body{font:16px/1.5 system-ui;max-width:860px;margin:2em auto;padding:0 1em}table{border-collapse:collapse}'
-STYLE += 'td,th{padding:.2em 1em;text-align:right;border-bottom:1px solid #ddd}img{max-width:100%}'
-
-
-def _class_pictures(models, dls, results):
-    "What a classifier's report shows."
-    return ['<h2>Accuracy against angle</h2>', _image(polar(results['by_angle']), 'accuracy against the angle of the test images'),
-            '<h2>Rotating</h2>', _image(turning(models, (dls.upright or dls.test).dataset), 'predictions while an image rotates'),
-            '<h2>Confusion</h2>', _image(confusion(next(iter(models.values())), dls.test), 'confusion matrix on rotated test images')]
+STYLE = 'body{font:16px/1.5 system-ui;max-width:920px;margin:2em auto;padding:0 1em}'
+STYLE += 'table{border-collapse:collapse;display:block;overflow-x:auto;font-size:14px}'
+STYLE += 'td,th{padding:.2em .5em;text-align:right;border:0;border-bottom:1px solid #ddd}td{white-space:nowrap}img{max-width:100%}'
 
 
 def _map_pictures(models, dls):
     "What a segmentation's report shows."
     models = {nice(n): m for n, m in models.items()}
     return ['<h2>Maps</h2>', _image(show_maps(models, dls.images), 'held-out images, truth, maps and errors'),
-            '<h2>Rotating</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image rotates')]
+            '<h2>Turning</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image turns')]
 
 
 def read_json(file)->dict:
@@ -123,15 +85,13 @@ def _read_run(path):
     return config, {**results, 'by_angle': by_angle}, folders, logs
 
 
-def run_report(path)->Path:
-    "Write report.html into the folder of a finished run."
+def run_report(path, dls=None)->Path:
+    "Write report.html into the folder of a finished run; `dls` are its data, if they are there already."
     config, results, folders, logs = _read_run(path)
-    dls = benchmark_dls(config['benchmark'], seed=config['seed'], img_size=config.get('img_size', 32))
+    dls = dls or benchmark_dls(config['benchmark'], seed=config['seed'], img_size=config.get('img_size', 32))
     models = {n: load_model(p/'best.safetensors').to(dls.device) for n, p in folders.items()}
-    rows = pd.DataFrame(results['rows']).drop(columns='folder')
-    table = rows.assign(model=rows.model.map(nice)).rename(columns=MEANS).to_html(index=False, float_format=lambda v: f'{v:.4f}')
-    parts = [f'<h1>{html.escape(config["title"])}</h1><p>{html.escape(results["says"])}</p>', table,
-             *(_map_pictures(models, dls) if dls.images else _class_pictures(models, dls, results)),
+    notes = [results['says'], *results.get('seen', '').splitlines(), *results.get('advice', [])]
+    parts = [f'<h1>{html.escape(config["title"])}</h1>', *[f'<p>{html.escape(o)}</p>' for o in notes if o], *_body(models, dls, results),
              '<h2>Training</h2>', _image(loss_curves(logs), 'loss and scores by epoch'),
              '<h2>Settings</h2><pre>' + html.escape(json.dumps(config, indent=1)) + '</pre>']
     head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(config["title"])}</title><style>{STYLE}</style>'
@@ -139,13 +99,21 @@ def run_report(path)->Path:
     return Path(path)/'report.html'
 
 
+def _body(models, dls, results):
+    "The table and the pictures"
+    rows = pd.DataFrame(results['rows'])
+    if not dls.images: return [error_table(results['rows'], len(dls.test.dataset)), *class_parts(models, dls, results, _image)]
+    table = rows.drop(columns=['folder', 'images_seen'], errors='ignore').assign(model=rows.model.map(nice)).rename(columns=MEANS)
+    return [table.to_html(index=False, float_format=lambda v: f'{v:.4f}'), *_map_pictures(models, dls)]
+
+
 def in_words(rows, dls)->str:
     "The result in a sentence."
     def one(r):
         if dls.images: return f"AUC {r['auc']:.4f}, rotated by 45° {r['auc_45']:.4f}"
-        return f"{r['at_0']:.1%} upright, {r['turned']:.1%} rotated"
+        return f"error {1 - r['at_0']:.1%} upright, {1 - r['turned']:.1%} rotated"
     on = f'{len(judged_photos(dls) or dls.test.dataset):,} test images.'
-    return '. '.join(f"{nice(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
+    return '. '.join(f"{called(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
 
 
 def append_row(file, *rows, anew:bool=False):

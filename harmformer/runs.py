@@ -1,43 +1,67 @@
-"""A training run from its settings to its report: one folder with the model, its rival and what they are worth."""
+"""A training run from its settings to its report: one folder with the model, its rivals and what they are worth."""
 
-__all__ = ['Stopped', 'run_config', 'train_run', 'free_name']
+__all__ = ['Stopped', 'look', 'run_config', 'train_run', 'free_name']
 
-import json, platform, re
+import json, os, platform, re
 from itertools import count
 from pathlib import Path
 import torch
+from fastai.callback.core import Callback, CancelFitException # pyright: ignore
 from fastai.distributed import teardown_distrib
+from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import rank_distrib
+from harmformer.calibrate import fit_temperature, logits_on, mirror_check
+from harmformer.checkpoint import read_state
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
 from harmformer.data import benchmark_dls, benchmark_names
 from harmformer import report
 from harmformer.evaluate import accuracy_by_angle, final_scores
+from harmformer.plans import TRAINING, class_weights, fit_to_time, own_model, rival_names, rival_settings, total_seconds
 from harmformer.report import in_words, read_json, run_report
-from harmformer.system import check_room, commit, first_before_others, from_first, start_processes, write_whole
+from harmformer.survey import is_table, look_at_pictures
+from harmformer.system import (check_room, commit, first_before_others, from_first, read_tensors, start_processes, write_tensors,
+                               write_whole)
 from harmformer.train import SMALL, fit, harmformer_learner, human_time, recipe, seconds_per_step
 
-TRAINING = 'model', 'epochs', 'small', 'bs', 'lr', 'schedule', 'wd', 'label_smoothing'  # what a recipe holds beside the model's arguments
+CHOSEN = 'recipe', 'img_size', 'size'       # what --minutes chooses: a run that goes on keeps it
 
 
 class Stopped(Exception):
     "Ctrl-C ended a run early; its state is saved, and the message says how to go on"
 
 
+# --- what a run is going to do ---
+
+def look(benchmark:str, pixels:int=None, model:str=None):
+    "What is in one's own folder or table of pictures, None for a benchmark; it is printed when the pixels are read"
+    if benchmark in benchmark_names() or not (Path(benchmark).is_dir() or is_table(benchmark)): return None
+    own_model(None, model, pixels)          # a size that no model takes is told first
+    return look_at_pictures(benchmark, progress=not int(os.environ.get('RANK', 0)))
+
+
 def run_config(
-    benchmark:str='digits', budget:bool=False, seed:int=0, size:int=None, valid:int=None, img_size:int=32, rival:str=None,
-    **changes, # of the recipe
-)->dict:       # what config.json holds, all of it checked
+    benchmark:str='digits', budget:bool=False, seed:int=0, size:int=None, valid:int=None, img_size:int=None, rival:str=None,
+    minutes:float=None,  # of one's own pictures: how long all of it may take
+    patience:int=None,   # stop if the loss of validation has not fallen for so many epochs
+    seen=None,           # of `look`, for one's own pictures
+    **changes,           # of the recipe
+)->dict:                 # what config.json holds, all of it checked
     "What a run is going to do; errors in it are told before anything takes time"
-    settings = recipe(benchmark, budget, **changes)
-    own = benchmark not in benchmark_names()
-    if own: benchmark = str(Path(benchmark).resolve())      # a run has to find its pictures from anywhere
-    rival = rival or ('unet' if benchmark == 'drive' else 'cnn')
-    for m in (settings['model'], rival):
-        if m not in (*model_names(), 'none'): raise ValueError(f'no model is called {m!r}; there are {", ".join(model_names())}')
-    usual = {k: settings.pop(k, None) for k in ('size', 'valid')}
-    _try_model(settings, img_size if own else None)
-    return dict(benchmark=benchmark, seed=seed, size=size or usual['size'], valid=valid or usual['valid'], img_size=img_size,
-                recipe=settings, rival=rival)
+    seen = look(benchmark, img_size, changes.get('model')) if seen is None else seen
+    if minutes is not None and seen is None: raise ValueError('--minutes is for your own pictures: choose --epochs and --size instead.')
+    rivals = rival_names(rival, benchmark, seen is not None)
+    fixed = [k for k, v in dict(pixels=img_size, **changes).items() if v is not None]
+    if seen is not None: changes['model'], img_size = own_model(seen, changes.get('model'), img_size)
+    settings = recipe(benchmark if seen is None else 'digits', budget, **changes)
+    if settings['model'] not in model_names(): raise ValueError(f"no model is called {settings['model']!r}; there are {', '.join(model_names())}")
+    usual, extra = {k: settings.pop(k, None) for k in ('size', 'valid')}, {}
+    _try_model(settings, img_size if seen is not None else None)
+    if seen is not None:
+        if minutes: settings, img_size, size = fit_to_time(seen, settings, minutes, img_size or 32, rivals, fixed, size)
+        extra = dict(minutes=minutes, class_weights=class_weights(seen), same_seconds=bool(rivals))
+        benchmark = str(Path(benchmark).resolve())              # a run has to find its pictures from anywhere
+    return dict(benchmark=benchmark, seed=seed, size=size or usual['size'], valid=valid or usual['valid'], img_size=img_size or 32,
+                recipe=settings, rival=','.join(rivals) or 'none', **({'patience': patience} if patience else {}), **extra)
 
 
 def _try_model(settings, img_size=None):
@@ -59,9 +83,18 @@ def free_name(out, name:str, resume:bool)->Path:
     return Path(out)/(f'{name}-{i}' if i > 1 else name)
 
 
+def _as_before(config, out):
+    "The settings with what --minutes chose when the run was started, which is the last of its kind in `out`"
+    same = ('benchmark', 'seed', 'rival', 'minutes')
+    files = sorted(Path(out).glob('*/config.json'), key=lambda f: f.stat().st_mtime, reverse=True)
+    old = next((o for o in map(read_json, files) if all(o.get(k) == config[k] for k in same)), None)
+    return {**config, **{k: old[k] for k in CHOSEN}} if old else config
+
+
 def _open_folder(config, out, name, resume):
     "The folder of the run, with its config.json; a resumed run must have the same settings"
-    path = check_room(free_name(out, name or f"{Path(config['benchmark']).name}-{config['recipe']['model']}-seed{config['seed']}", resume))
+    title = Path(config['benchmark']).stem if is_table(config['benchmark']) else Path(config['benchmark']).name
+    path = check_room(free_name(out, name or f"{title}-{config['recipe']['model']}-seed{config['seed']}", resume))
     file = path/'config.json'
     if resume and file.exists() and {k: v for k, v in read_json(file).items() if k in config} != json.loads(json.dumps(config)):
         raise ValueError(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
@@ -70,69 +103,155 @@ def _open_folder(config, out, name, resume):
     return path
 
 
-def _share(config, world):
+# --- the run ---
+
+def _share(config, world, seen=None):
     "The data of a run, with this process's share of each batch"
     bs = config['recipe']['bs']
     if bs % world: raise ValueError(f'a batch of {bs} cannot be shared by {world} processes: choose another --bs.')
     chosen = {k: config[k] for k in ('seed', 'size', 'valid', 'img_size')}
-    return first_before_others(lambda: benchmark_dls(config['benchmark'], bs=bs//world, **chosen))
+    if seen is not None: seen.read(config['img_size'], progress=not int(os.environ.get('RANK', 0)))
+    return first_before_others(lambda: benchmark_dls(config['benchmark'] if seen is None else seen, bs=bs//world, **chosen))
 
 
-def train_run(config:dict, out='runs', name:str=None, resume:bool=False):
-    "Train the model of `config` and its rival in a folder below `out`, score both on the test set, write the report"
-    dls = _share(config, start_processes())
+def train_run(config:dict, out='runs', name:str=None, resume:bool=False, seen=None):
+    "Train the model of `config` and its rivals in a folder below `out`, score all on the test set, write the report"
+    if resume and config.get('minutes'): config = _as_before(config, out)
+    dls = _share(config, start_processes(), seen)
     config = {**config, 'title': dls.title}
+    if seen is not None and not rank_distrib(): _say_what_was_seen(seen, config)
     path = from_first(lambda: _open_folder(config, out, name, resume))
     provenance = {k: config[k] for k in ('benchmark', 'title', 'seed')}
     provenance.update(commit=commit(), images=len(dls.train.dataset), **dls.reading)
-    trained = {n: _train_one(dls, folder, settings, config['seed'], resume, provenance)
-               for n, (folder, settings) in _todo(path, config).items()}
+    trained = {}
+    for n, (folder, settings) in _todo(path, config).items():
+        trained[n] = _train_one(dls, folder, settings, config, resume, provenance, n.endswith('+rot'))
+        if config.get('same_seconds') and folder != path: trained.update(_as_long(n, path, folder, settings, dls, config, resume, provenance))
     teardown_distrib()
     if rank_distrib(): return
-    results = _judge(trained, dls, path, config)
-    print('\n' + results['says'], flush=True)
+    results = {**_judge(trained, dls, path, config), **({} if seen is None else {'seen': str(seen)})}
+    print('\n' + results['says'], *results.get('advice', []), sep='\n', flush=True)
     write_whole(path/'results.json', json.dumps(results, indent=1))
-    print(f'Report: {run_report(path)}')
+    print(f'Report: {run_report(path, dls)}')
+
+
+def _say_what_was_seen(seen, config):
+    "What is in the folder, what was chosen for it, and how long it will take"
+    rivals = [r for r in config['rival'].split(',') if r != 'none']
+    each, rest = total_seconds(seen, config['recipe'], config['img_size'], rivals, config['size'])
+    epochs = config['recipe']['epochs']
+    print(f"{config['title']}: {seen}\nChosen: {config['recipe']['model']}, {config['img_size']} pixels, {epochs} epochs"
+          + (f"; beside it {', '.join(rivals)}, for as many images and for as many seconds" if rivals else '')
+          + f'. In all about {human_time(epochs*each + rest)} here.', flush=True)
 
 
 def _todo(path, config):
-    "{name: (folder, settings)} of the model and its rival, which is trained in the same way"
-    settings, rival = config['recipe'], config['rival']
-    todo = {settings['model']: (path, settings)}
-    if rival in ('none', settings['model']): return todo
-    return {**todo, rival: (path/rival, {**{k: v for k, v in settings.items() if k in TRAINING and k != 'small'}, 'model': rival})}
+    "{name: (folder, settings)} of the model and its rivals, which are trained in the same way"
+    settings, side = config['recipe'], config['img_size'] if 'same_seconds' in config else None
+    rivals = [r for r in config['rival'].split(',') if r not in ('none', settings['model'])]
+    return {settings['model']: (path, settings), **{r: (path/r, rival_settings(r, settings, side)) for r in rivals}}
 
 
-def _train_one(dls, path, settings, seed, resume, provenance):
+def _seconds(folder): return (read_state(folder) or ({'seconds': 0.},))[0]['seconds']
+
+
+def _as_long(name, path, folder, settings, dls, config, resume, provenance):
+    "The rival once more, for as many epochs as fit into the seconds of the model; nothing, if these are as many as before"
+    epochs = from_first(lambda: round(settings['epochs']*_seconds(path)/max(.1, _seconds(folder))))
+    epochs = min(500, max(1, epochs))
+    if epochs == settings['epochs']: return {}
+    longer = {**settings, 'epochs': epochs}
+    return {f'{name}, as long': _train_one(dls, path/f'{name}-as-long', longer, config, resume, provenance, name.endswith('+rot'))}
+
+
+class _Patience(Callback):
+    "End the training if the loss of validation has not fallen for so many epochs"
+    order = 101                             # after the state is restored
+    learn:object
+    def __init__(self, epochs): self.epochs = epochs
+    def before_epoch(self):
+        values, names = self.recorder.values, list(self.recorder.metric_names[1:])
+        losses = [float(v[names.index('valid_loss')]) for v in values]
+        if len(losses) - 1 - min(range(len(losses)), key=losses.__getitem__, default=-1) >= self.epochs: raise CancelFitException
+
+
+def _train_one(dls, path, settings, config, resume, provenance, turn=False):
     "Train one model into the folder `path`, or finish it, if so in two stages; with its best weights by validation"
     if rank_distrib() == 0: check_room(path)
-    s, source = dict(settings), None
+    s, source, seed = dict(settings), None, config['seed']
     if small := s.pop('small', 0):
-        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, seed, resume, provenance), s['lr']/2
+        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, config, resume, provenance), s['lr']/2
         provenance = {**provenance, **{k: source.provenance[k] for k in ('images_seen', 'seconds', 'stages')}}
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
-    learn = harmformer_learner(dls, lr=train['lr'], **{k: v for k, v in s.items() if k != 'bs'})
+    patience = [_Patience(config['patience'])] if config.get('patience') else None
+    learn = harmformer_learner(dls, lr=train['lr'], cbs=patience, **{k: v for k, v in s.items() if k != 'bs'})
+    if config.get('class_weights'):
+        weight = torch.tensor(config['class_weights']).to(dls.device)
+        learn.loss_func = CrossEntropyLossFlat(weight=weight, label_smoothing=s['label_smoothing'])
     if source: adopt_weights(learn.model, source.cpu())
-    _announce(learn, s, train['epochs'])
-    fit(learn, **train, path=path, seed=seed, resume=resume, provenance=provenance)
+    dls.train.dataset.augment = ('rot',) if turn else getattr(type(dls.train.dataset), 'augment', ())
+    _announce(learn, s, train['epochs'], turn)
+    try: fit(learn, **train, path=path, seed=seed, resume=resume, provenance={**provenance, **({'rotations': True} if turn else {})})
+    finally:
+        if turn: dls.train.dataset.augment = ()
     if learn.stopped: raise Stopped('' if rank_distrib() else f'Stopped and saved in {path}. To go on: the same command with --resume.')
     return from_first(lambda: load_model(path/'best.safetensors')).to(dls.device)
 
 
-def _announce(learn, settings, epochs):
+def _announce(learn, settings, epochs, turn):
     "Say what is trained, and how long it takes here"
     steps, form = len(learn.dls.train.shard()), ' in small form' if SMALL.items() <= settings.items() else ''
     needs = human_time(1.15*seconds_per_step(learn)*steps*epochs)
     if rank_distrib(): return
-    print(f"Training {settings['model']}{form} ({count_params(learn.model):,} parameters) on {learn.dls.about}. "
+    print(f"Training {settings['model']}{form}{' with random rotations'*turn} ({count_params(learn.model):,} parameters) on {learn.dls.about}. "
           f"{epochs} epochs of {steps} steps: about {needs} here.", flush=True)
+
+
+# --- what it is worth ---
+
+def _folder_of(name, path, config):
+    "The folder of a model below that of the run"
+    base = name.removesuffix(', as long')
+    folder = _todo(path, config)[base][0].relative_to(path)
+    return f'{folder}-as-long' if base != name else str(folder)
 
 
 def _judge(models, dls, path, config)->dict:
     "What results.json holds: scores of all models on the test set, accuracy by angle, and the result in a sentence"
-    rows = [dict(model=n, params=count_params(m), **final_scores(m, dls), seconds=round(m.provenance['seconds']),
-                 folder=str(_todo(path, config)[n][0].relative_to(path))) for n, m in models.items()]
+    own, rows = 'same_seconds' in config, []
+    for n, m in models.items():
+        folder = _folder_of(n, path, config)
+        warm = {} if dls.images else {'temperature': _keep_temperature(m, path/folder, dls)}
+        rows.append(dict(model=n, params=count_params(m), **final_scores(m, dls), **_spent(path/folder, m), folder=folder, **warm))
     flat = (dls.upright or dls.test).dataset
-    by_angle = {} if dls.images else {n: accuracy_by_angle(m, flat, report.ANGLES, n=300) for n, m in models.items()}
-    return dict(rows=rows, by_angle=by_angle, says=in_words(rows, dls))
+    angles, n = (report.ANGLES[::2], 100) if own else (report.ANGLES, 300)
+    by_angle = {} if dls.images else {name: accuracy_by_angle(m, flat, angles, n=n) for name, m in models.items()}
+    return dict(rows=rows, by_angle=by_angle, says=in_words(rows, dls), **(dict(advice=_advice(models, dls, config)) if own else {}))
+
+
+def _spent(folder, model)->dict:
+    "Images seen and seconds of the whole training, also after the epoch that was the best"
+    stages = [s[0] for f in (folder/'small', folder) if (s := read_state(f))]
+    each = model.provenance['stages'][-1]['images_seen']/model.provenance['stages'][-1]['epochs']
+    small = sum(s.get('images_seen', 0) for s in model.provenance['stages'][:-1])
+    return dict(images_seen=round(small + each*stages[-1]['epoch']), seconds=round(sum(s['seconds'] for s in stages)))
+
+
+def _keep_temperature(model, folder, dls)->float:
+    "Fit the temperature on the validation images, upright and rotated, and write it into the file of the best weights"
+    z, y = [torch.cat(o) for o in zip(*[logits_on(model, dl) for dl in (dls.valid, dls.turned)])]
+    found = round(fit_temperature(z, y), 4)
+    header, tensors = read_tensors(folder/'best.safetensors')
+    write_tensors(folder/'best.safetensors', tensors, {**{k: v for k, v in header.items() if k != 'sha256'}, 'temperature': found})
+    model.provenance['temperature'] = found
+    return found
+
+
+def _advice(models, dls, config)->list:
+    "Sentences about what to try next"
+    if config['recipe'].get('reflections') or not config['recipe']['model'].startswith('harmformer') or len(dls.valid.dataset) < 30: return []
+    p, q, harmless = mirror_check(next(iter(models.values())), dls.valid)
+    if not harmless or p < 1.5/dls.c: return []
+    return [f'Mirrored validation pictures are recognised as well as the originals ({q:.1%} and {p:.1%}): '
+            'try --set reflections=True, which makes the model invariant to mirrors, too.']

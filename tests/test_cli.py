@@ -39,7 +39,7 @@ def test_a_run_says_what_it_does_and_reports(finished):
     assert int(re.search(r'\(([\d,]+) parameters', first)[1].replace(',', '')) < 3000    # the tiny one
     assert 'upright' in out and '% rotated' in out
     for f in ('best.safetensors', 'log.csv', 'config.json', 'results.json', 'report.html'): assert (path/f).exists()
-    assert (path/'report.html').read_text().count('data:image/png;base64') == 4
+    assert (path/'report.html').read_text().count('data:image/png;base64') == 8
     assert len((path/'log.csv').read_text().splitlines()) == 4
 
 
@@ -128,7 +128,7 @@ def test_a_folder_of_pictures(tmp_path):
         for i in range(10): Image.new('RGB', (30 + i, 40), colour).save(tmp_path/'colours'/name/f'{i}.png')
     code, out = command(tmp_path, f"benchmark='colours', epochs=2, bs=4, rival='none', {TINY_SET}")
     assert code == 0, out
-    path = tmp_path/'runs'/'colours-harmformer_digits-seed0'
+    path = tmp_path/'runs'/'colours-harmformer_small_32-seed0'
     assert 'colours: 14 to train' in out and (path/'report.html').exists() and load_model(path/'best.safetensors').config['in_channels'] == 3
     code, out = command(tmp_path, "benchmark='colours/red'")               # no classes in it: nothing is left behind
     assert code and 'two or more classes' in out and 'Traceback' not in out and [p.name for p in (tmp_path/'runs').iterdir()] == [path.name], out

@@ -10,7 +10,7 @@ from PIL import Image
 import harmformer
 from harmformer.core import create_model, he_error, load_model, rotate_image, save_model
 from harmformer.data import benchmark_dls
-from harmformer.files import DataError, read_folder, read_pcam, read_pictures
+from harmformer.files import DataError, read_pcam, read_pictures
 from harmformer.train import fit, harmformer_learner
 
 ROOT = Path(harmformer.__file__).parent.parent
