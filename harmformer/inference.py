@@ -91,10 +91,12 @@ def fold(act, streams:int)->list:
         if p.ndim == 2 and 1 < len(p) < streams: p = spread_orders(p, act.orders)
         return p.expand(streams, -1).flatten()
     if isinstance(act, CReLU):
-        return [PlainScale(flat(torch.ones_like(act.b) if act.a is None else act.a), flat(act.b), act.eps)]
+        a = torch.ones_like(act.b) if act.a is None else act.a
+        return [PlainScale(flat(a), flat(act.b), act.eps)]
     if isinstance(act, (HNormAct, CBatchNorm)):
         A = act.a * (act.running_var + act.eps).rsqrt()
-        return [PlainScale(flat(A), flat(act.b - act.running_mean*A), act.eps, isinstance(act, HNormAct))]
+        B = act.b - act.running_mean*A
+        return [PlainScale(flat(A), flat(B), act.eps, isinstance(act, HNormAct))]
     if isinstance(act, HNetNorm): return fold(act.norm, streams) + fold(act.act, streams)
     if isinstance(act, HLayerAct): return [PlainStandard(streams), *fold(act.act, streams)]
     raise TypeError(f'{type(act).__name__} is a norm-activation that export does not know: '
@@ -252,7 +254,8 @@ class Answers(nn.Module):
     def answers(self, x, outputs=('logits',))->dict: # {name: tensor}
         maps = [] if 'attention' in outputs else None
         logits, z = self.logits(x, maps)
-        z, found = z.unflatten(-1, (2, len(self.orders), -1)), dict(logits=logits) # (h, w, b, 2, m, c)
+        z = z.unflatten(-1, (2, len(self.orders), -1))                          # (h, w, b, 2, m, c)
+        found = dict(logits=logits)
         if 'fields' in outputs: found['fields'] = z.permute(3, 2, 4, 5, 0, 1)
         if maps: found['attention'] = torch.stack(maps).mean(0)
         if {'orientation', 'phases'} & set(outputs):
@@ -338,3 +341,6 @@ def to_inference(
     made = {Harmformer: InferenceHarmformer, HarmformerUNet: InferenceUNet}.get(type(model))
     if made is None: return deepcopy(model).eval()   # other networks are plain already
     return made(deepcopy(model).eval()).eval().requires_grad_(False)
+
+# %% ../nbs/17b_inference.ipynb #e17b0099
+document(__name__) # what the comments beside arguments say becomes part of docstrings

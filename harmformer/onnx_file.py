@@ -2,7 +2,7 @@
 
 __all__ = ['OnnxModel', 'need_extra']
 
-import json
+import json, re
 from importlib.util import find_spec
 from pathlib import Path
 import torch
@@ -28,7 +28,7 @@ class OnnxModel:
         self.path, self.session = Path(path), _session(path, threads)
         said = self.session.get_modelmeta().custom_metadata_map
         if said.get('format') != 'harmformer':
-            raise ValueError(f'{path} was not written by export_onnx: it does not say what its images are. Export the weights with harmformer_export.')
+            raise ValueError(f'{path} was not written by export_onnx: it does not say what its images are. Use harmformer_export.')
         self.about = {k: json.loads(v) for k, v in said.items() if k != 'format'}
         self.names = [o.name for o in self.session.get_outputs()]
         known = {k: self.about[k] for k in ('vocab', 'mean', 'std') if k in self.about}
@@ -40,7 +40,8 @@ class OnnxModel:
     def _run(self, names, x):
         want = self.session.get_inputs()[0].shape  # words where any number will do
         if x.ndim != 4 or any(isinstance(n, int) and n != k for n, k in zip(want, x.shape)):
-            raise ValueError(f'{self.path} takes images ({", ".join(map(str, want))}), got {tuple(x.shape)}')
+            said = re.sub(r'\bs\d+', 'n', ', '.join(map(str, want)))  # torch calls a number that is open s34
+            raise ValueError(f'{self.path} takes images ({said}), got {tuple(x.shape)}')
         return map(torch.from_numpy, self.session.run(names, {'images': x.detach().cpu().float().numpy()}))
 
     def answers(self, x)->dict: # {name: tensor}

@@ -13,14 +13,10 @@ from harmformer.data import benchmark_dls, benchmark_names
 from harmformer import report
 from harmformer.evaluate import accuracy_by_angle, final_scores
 from harmformer.report import in_words, read_json, run_report
-from harmformer.system import check_room, commit, first_before_others, from_first, start_processes, write_whole
+from harmformer.system import Stopped, check_room, commit, first_before_others, from_first, start_processes, write_whole
 from harmformer.train import SMALL, fit, harmformer_learner, human_time, recipe, seconds_per_step
 
 TRAINING = 'model', 'epochs', 'small', 'bs', 'lr', 'schedule', 'wd', 'label_smoothing'  # what a recipe holds beside the model's arguments
-
-
-class Stopped(Exception):
-    "Ctrl-C ended a run early; its state is saved, and the message says how to go on"
 
 
 def run_config(
