@@ -8,9 +8,11 @@ __all__ = ['OPSET', 'check_graph', 'export_onnx', 'export_program', 'load_progra
 # %% ../nbs/18_export.ipynb #e18b0003
 import json, math, time, torch, warnings
 from copy import deepcopy
+from operator import attrgetter
 from pathlib import Path
 from torch import nn
 from torch.export import Dim
+from torch.fx.node import map_arg
 from .docs import document
 from .fields import he_error
 from .model import Harmformer
@@ -152,11 +154,28 @@ def export_program(
     write_whole(path, save)
     return Path(path)
 
+# %% ../nbs/18_export.ipynb #e18b0145
+def _once(module):
+    "Compute now what does not depend on the input, instead of in every call"
+    graph, known = module.graph, {}
+    for n in graph.nodes:
+        if n.op == 'get_attr': known[n] = attrgetter(n.target)(module)
+        elif n.op == 'call_function' and all(i in known for i in n.all_input_nodes):
+            known[n] = n.target(*map_arg(n.args, known.get), **map_arg(n.kwargs, known.get))
+    for i, (n, value) in enumerate(known.items()):
+        if n.op == 'get_attr' or all(user in known for user in n.users): continue
+        module.register_buffer(f'constant_{i}', value.detach().clone(), persistent=False)
+        with graph.inserting_before(n): n.replace_all_uses_with(graph.get_attr(f'constant_{i}'))
+    graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+@torch.no_grad()
 def load_program(path)->nn.Module: # images → logits
     "The module in a `.pt2` file of `export_program`"
     if not Path(path).is_file():
         raise FileNotFoundError(f'{path} is missing or no file: correct the name')
-    try: return torch.export.load(str(path)).module()
+    try: return _once(torch.export.load(str(path)).module())
     except Exception as e:  # a damaged file can fail in any way
         raise ValueError(f'{path} is damaged or no .pt2 file ({in_a_line(e)}): '
                          'export it again') from e
