@@ -1,4 +1,5 @@
-"""The commands: they read their arguments, call the library, and turn its errors into sentences."""
+"""The commands: they read their arguments, call the library, and turn its errors into sentences. Each imports what it needs when it runs:
+with an `.onnx` file, harmformer_predict and harmformer_segment need no code that makes or trains models."""
 
 # pyright: reportInvalidTypeForm=false
 __all__ = ['harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmformer_predict', 'harmformer_segment', 'harmformer_export', 'sentences', 'argument']
@@ -9,18 +10,9 @@ from pathlib import Path
 from typing import Annotated
 import fastcore.script
 from fastcore.script import call_parse
-from harmformer.core import count_params, load_model
-from harmformer.data import benchmark_dls
 from harmformer.files import DataError, picture_files
-from harmformer.evaluate import final_scores, judged_photos
-from harmformer.export import OnnxModel, compare, export_onnx, export_program, load_program
-from harmformer.predict import classify_batches, said_conversions
-from harmformer.report import MEANS, append_row, eval_row, run_report
-from harmformer.runs import Stopped, look, run_config, train_run
-from harmformer.masks import is_mask_folder
-from harmformer.mask_runs import eval_masks, is_mask_run, mask_config, mask_report, train_masks
-from harmformer.segment import save_maps
-from harmformer.system import WriteError, check_room, reuse_memory
+from harmformer.onnx_file import OnnxModel
+from harmformer.system import Stopped, WriteError, reuse_memory
 
 # what the library says about its input, and the machine about itself
 EXPECTED = DataError, ValueError, FloatingPointError, OSError, MemoryError, ImportError
@@ -91,6 +83,9 @@ def harmformer_train(
     rival:str=None,         # trained along, with commas between: cnn, cnn+rot, resnet18+rot, vit+rot; 'none'; by default cnn, for your pictures cnn+rot
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
+    from harmformer.masks import is_mask_folder
+    from harmformer.mask_runs import mask_config, train_masks
+    from harmformer.runs import look, run_config, train_run
     with sentences():
         _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), pixels=(pixels, 4), seed=(seed, 0),
                   patience=(patience, 1))
@@ -117,6 +112,12 @@ def harmformer_eval(
     csv:str=None,       # add a row to this file
 ):
     "Score trained weights on a benchmark's test set: each image by its own angle, upright, and rotated by 45°"
+    from harmformer.core import count_params, load_model
+    from harmformer.data import benchmark_dls
+    from harmformer.evaluate import final_scores, judged_photos
+    from harmformer.masks import is_mask_folder
+    from harmformer.mask_runs import eval_masks
+    from harmformer.report import MEANS, append_row, eval_row
     with sentences():
         _at_least(bs=(bs, 1), n=(n, 1))
         _folder_of(csv)
@@ -159,21 +160,26 @@ def _folder_of(csv, option='--csv'):
 @call_parse
 def harmformer_report(path:str): # folder of a finished run
     "Write the report of a run again"
+    from harmformer.mask_runs import is_mask_run, mask_report
+    from harmformer.report import run_report
     with sentences(): print(f'Report: {mask_report(path) if is_mask_run(path) else run_report(path)}')
 
 
 def _trained(weights):
     "The model of a file of weights, or of an .onnx file."
-    return OnnxModel(weights) if Path(weights).suffix == '.onnx' else load_model(weights)
+    if Path(weights).suffix == '.onnx': return OnnxModel(weights)
+    from harmformer.core import load_model
+    return load_model(weights)
 
 
 @call_parse
 def harmformer_predict(
-    weights:str,  # a file, the folder of a run, or the name of weights that come with the package
+    weights:str,  # a file, the folder of a run, or the name of weights that come with the package; or an .onnx file
     pictures:argument('pictures, or folders of them', nargs='+', opt=False),
     csv:str=None, # write a table there, too
 ):
     "Say what is on each picture, whichever way up it is"
+    from harmformer.predict import classify_batches, said_conversions, save_table
     with sentences():
         _folder_of(csv)
         model = _trained(weights)
@@ -185,46 +191,55 @@ def harmformer_predict(
         for table in classify_batches(model, found):
             for o in table.itertuples(index=False): print(f'{o[0]}: {o[1]} ({o[2]:.0%})', flush=True)
             rows.append(table)
-        if csv: append_row(csv, *rows, anew=True)
+        if csv: save_table(csv, rows)
 
 
 @call_parse
 def harmformer_segment(
     images:argument('pictures to segment', nargs='+', opt=False),
     out:str='segmented',     # folder for the results
-    weights:str='drive',     # a file, or the name of weights that come with the package
+    weights:str='drive',     # a file, or the name of weights that come with the package; or an .onnx file
     threshold:float=.5,      # a pixel is vessel above this probability
     overlap:float=.5,        # share of a tile that its neighbour sees too
 ):
     "Write NAME_prob.png, NAME_mask.png and NAME_overlay.png for every picture"
+    from harmformer.predict import said_conversions
+    from harmformer.segment import save_maps
     with sentences():
         if not 0 < threshold < 1: raise ValueError(f'--threshold is a probability between 0 and 1, not {threshold}.')
         if not 0 <= overlap <= .95: raise ValueError(f'--overlap is a share of a tile, from 0 to 0.95, not {overlap}.')
         model = _trained(weights)
         if not hasattr(model, 'multiple'):
             raise ValueError(f"{weights} holds a {model.config['name']}, which does not segment: give weights of harmformer_unet.")
-        save_maps(model, [images] if isinstance(images, (str, Path)) else images, out, threshold, overlap)
+        images = [images] if isinstance(images, (str, Path)) else images
+        if isinstance(model, OnnxModel): said_conversions(images)
+        save_maps(model, images, out, threshold, overlap)
 
 
 @call_parse
 def harmformer_export(
     weights:str,        # a file, the folder of a run, or the name of weights that come with the package
     to:str='onnx',      # onnx, or pt2 for torch.export
-    pixels:int=None,    # side of the images, by default as trained
+    pixels:str=None,    # side of the images, by default as trained; any: one file for all sizes
     out:str=None,       # the file, by default NAME.onnx or NAME.pt2 here
     check:bool=False,   # compare both programs on test images
 ):
     "Write trained weights as a program that runs without this library"
+    from harmformer.core import load_model
+    from harmformer.data import benchmark_dls
+    from harmformer.export import compare, export_onnx, export_program, load_program
     with sentences():
         if to not in ('onnx', 'pt2'): raise ValueError(f'--to is onnx or pt2, not {to}.')
-        _at_least(pixels=(pixels, 1))
+        if pixels not in (None, 'any') and not str(pixels).isdecimal():
+            raise ValueError(f'--pixels is a number of pixels, or any, not {pixels}.')
+        size = pixels if pixels in (None, 'any') else int(pixels)
         model, file = load_model(weights), Path(out or f'{Path(weights).stem}.{to}')
         _folder_of(file, '--out')
-        (export_onnx if to == 'onnx' else export_program)(model, file, pixels)
+        (export_onnx if to == 'onnx' else export_program)(model, file, size)
         print(f'{file}: {file.stat().st_size/1e6:.1f} MB', flush=True)
         if not check: return
         benchmark = model.provenance.get('benchmark')
         if not benchmark: raise ValueError(f'{weights} does not say what it was trained on, so there are no images for --check.')
-        dls = benchmark_dls(benchmark, val_bs=32, img_size=pixels or _side(model))
+        dls = benchmark_dls(benchmark, val_bs=32, img_size=size if isinstance(size, int) else _side(model))
         found = compare(model, OnnxModel(file) if to == 'onnx' else load_program(file), dls.valid if dls.images else dls.test)
         for k, v in found.items(): print(f'  {k}: {v:.4g}')

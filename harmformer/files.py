@@ -237,7 +237,7 @@ def open_picture(path, size=None, colour=True):
     if size is not None and im.size != size:
         raise DataError(f'{path} has {im.size[0]}×{im.size[1]} pixels, but its image has {size[0]}×{size[1]}.')
     if size is not None or not colour: return im
-    if im.mode in ('RGBA', 'P', 'CMYK'): im = im.convert('RGB')
+    if im.mode in ('RGBA', 'P', 'CMYK'): im = to_rgb(im, path)
     if im.mode == 'RGB': return im
     raise DataError(f'{path} is not RGB but of mode {im.mode!r}. The weights need colour: put the colour photograph in its place.')
 

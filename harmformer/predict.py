@@ -1,11 +1,11 @@
 """What is on pictures, as a trained classifier sees it."""
 
-__all__ = ['classify_batches', 'classify_pictures', 'said_conversions']
+__all__ = ['classify_batches', 'classify_pictures', 'save_table', 'said_conversions']
 
 import pandas as pd, torch
 from harmformer.files import open_picture
 from harmformer.pixels import read_scaled
-from harmformer.system import evaluating
+from harmformer.system import evaluating, write_whole
 
 
 def classify_batches(
@@ -39,10 +39,15 @@ def classify_pictures(model, pictures, vocab=None, mean=None, std=None, bs:int=6
     return pd.concat([pd.DataFrame(columns=['picture', 'class', 'probability']), *tables], ignore_index=True)
 
 
-def said_conversions(pictures, side:int):
+def save_table(file, tables): # of classify_batches
+    "Write tables as one CSV file"
+    write_whole(file, pd.concat(tables).to_csv(index=False, lineterminator='\n'))
+
+
+def said_conversions(pictures, side:int|None=None):
     "Print how many pictures are cut and scaled to `side` pixels, and how many lose their alpha channel"
     found = [open_picture(p, colour=False) for p in pictures]
-    scaled = sum(im.size != (side, side) for im in found)
+    scaled = sum(im.size != (side, side) for im in found) if side else 0
     clear = sum(im.mode.endswith('A') or 'transparency' in im.info for im in found)
     if scaled: print(f'{scaled} of {len(found)} pictures are cut to their middle square and scaled to {side}×{side} pixels.', flush=True)
     if clear: print(f'{clear} of {len(found)} pictures are partly transparent: there they count as black.', flush=True)

@@ -53,7 +53,7 @@ def _map_pictures(models, dls):
     "What a segmentation's report shows."
     models = {nice(n): m for n, m in models.items()}
     return ['<h2>Maps</h2>', _image(show_maps(models, dls.images), 'held-out images, truth, maps and errors'),
-            '<h2>Turning</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image turns')]
+            '<h2>Rotating</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image rotates')]
 
 
 def read_json(file)->dict:

@@ -19,15 +19,11 @@ from harmformer.evaluate import accuracy_by_angle, final_scores
 from harmformer.plans import TRAINING, class_weights, fit_to_time, own_model, rival_names, rival_settings, total_seconds
 from harmformer.report import in_words, read_json, run_report
 from harmformer.survey import is_table, look_at_pictures
-from harmformer.system import (check_room, commit, first_before_others, from_first, read_tensors, start_processes, write_tensors,
+from harmformer.system import (Stopped, check_room, commit, first_before_others, from_first, read_tensors, start_processes, write_tensors,
                                write_whole)
 from harmformer.train import SMALL, fit, harmformer_learner, human_time, recipe, seconds_per_step
 
 CHOSEN = 'recipe', 'img_size', 'size'       # what --minutes chooses: a run that goes on keeps it
-
-
-class Stopped(Exception):
-    "Ctrl-C ended a run early; its state is saved, and the message says how to go on"
 
 
 # --- what a run is going to do ---

@@ -1,6 +1,6 @@
 """What a run asks of the machine: whole files, the same random numbers everywhere, eval mode for a while, memory, processes, the commit."""
 
-__all__ = ['WriteError', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors',
+__all__ = ['WriteError', 'Stopped', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors',
            'not_finite', 'in_a_line', 'random_stream', 'evaluating', 'reuse_memory', 'start_processes', 'from_first',
            'first_before_others', 'commit']
 
@@ -16,6 +16,10 @@ from safetensors.torch import save
 
 class WriteError(OSError):
     "A file or folder cannot be written; the message names it and says what to do"
+
+
+class Stopped(Exception):
+    "Ctrl-C ended a run early; its state is saved, and the message says how to go on"
 
 
 def _why(e):

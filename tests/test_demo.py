@@ -261,6 +261,9 @@ def test_screenshots(opened, tmp_path, name, width, height, scheme):
     page = ready(opened(width, height, color_scheme=scheme))
     page.evaluate('(async () => { for (let a = 5; a <= 360; a += 5) await demo.setAngle(a); await demo.setAngle(115) })()')
     assert page.evaluate('document.documentElement.scrollWidth') <= width
+    if width < 400:  # the answers are on the first screen of a phone, with what rotates the digit
+        assert page.locator('#verdicts .answer').all_inner_texts()[0] == '4'
+        assert all(0 < page.locator(o).bounding_box()['y'] < 760 for o in ('#verdicts', '#dial', '#angle'))
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == 'rgb(19, 20, 22)'
     assert dark == (scheme == 'dark') and page.complaints == []
     out = (ROOT/'nbs'/'images' if os.environ.get('HARMFORMER_SHOTS') else tmp_path)/f'{name}.png'

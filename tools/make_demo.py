@@ -91,17 +91,17 @@ def about(out=DEMO):
     cnn = count_params(create_model('cnn'))
     digits = [dict(file='digits.onnx', name='Harmformer', colour='ours', how='trained on upright digits', params=count_params(load_model('digits'))),
               dict(file='cnn.onnx', name='Plain CNN', colour='plain', how='trained on upright digits', params=cnn),
-              dict(file='cnn-rotated.onnx', name='Same CNN', colour='other', how='trained on rotated digits', params=cnn)]
+              dict(file='cnn-rotated.onnx', name='Second CNN', colour='other', how='trained on rotated digits', params=cnn)]
     for net in digits: net['upright'], net['rotated'] = accuracies(out/net['file'])
     vessels = [dict(file='vessels.onnx', name='Harmformer U-Net', colour='ours'), dict(file='vessels-plain.onnx', name='Plain U-Net', colour='plain')]
     for net, weights in zip(vessels, ('drive', 'drive-unet')):
         model = load_model(weights)
         net.update(params=count_params(model), auc=model.provenance['auc'])
-    said = '; '.join(f"{n['name']}, {n['how']}: {n['upright']:.1%} and {n['rotated']:.1%}" for n in digits)
+    said = ', '.join(f"{n['name']} {n['upright']:.1%} and {n['rotated']:.1%}" for n in digits)
     sizes = {f: (out/f).stat().st_size for f in [n['file'] for n in digits + vessels]}
     texts = dict(
-        digits=f'Of 1,000 test digits, upright and then rotated, they read right – {said}. The networks have {digits[0]["params"]:,} and {cnn:,} '
-               'parameters. Training on rotated digits helps the CNN, but only a network that is equivariant by construction gives the same answer at 0°, '
+        digits=f'Accuracy on 1,000 test digits, upright and rotated: {said}. The Harmformer has {digits[0]["params"]:,} parameters, a CNN {cnn:,}. '
+               'Training on rotated digits helps a CNN, but only a network that is equivariant by construction gives the same answer at 0°, '
                '90°, 180° and 270° to rounding; in between, pixels limit it too. There is a price: an upside-down 6 looks much like a 9.',
         vessels=f'The retinas are drawn by us. Both networks learned from photographs (DRIVE): areas under the ROC curve of {vessels[0]["auc"]:.3f} and '
                 f'{vessels[1]["auc"]:.3f}, with {vessels[0]["params"]:,} and {vessels[1]["params"]:,} parameters. Both find vessels in all directions, and the plain '

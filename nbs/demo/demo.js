@@ -221,7 +221,7 @@ function buildDial() {
     svg('line', {class: 'tick', x1, y1, x2, y2})
   }
   dial.traces = ['other', 'plain', 'ours'].map(c => svg('path', {class: `trace ${c}`}))
-  dial.needle = svg('path', {class: 'needle', d: `M0 -${DISC - 2} L3 -${DISC - 13} L-3 -${DISC - 13} Z M-.6 -${DISC - 13} L.6 -${DISC - 13} L.6 0 L-.6 0 Z`})
+  dial.needle = svg('path', {class: 'needle', d: `M0 -${DISC - 2} L4 -${DISC - 15} L1 -${DISC - 16} L1 0 A1 1 0 0 1 -1 0 L-1 -${DISC - 16} L-4 -${DISC - 15} Z`})
   dial.point = svg('circle', {class: 'point', r: 4})
   dial.knob = svg('circle', {class: 'knob', r: 7})
 }
@@ -268,9 +268,10 @@ const turned = ([x, y], degrees) => {                  // a point, counter-clock
 function drawDigit(s, got) {
   facts.nets.digits.forEach((net, i) => {
     const probs = got.probs[i], answer = argmax(probs), tried = s.seen[i].filter(p => p), right = tried.filter(p => argmax(p) === s.label).length
-    net.answer.textContent = answer
-    net.answer.className = `answer ink-${net.colour}${answer === s.label ? '' : ' wrong'}`
-    net.answer.title = answer === s.label ? 'right' : 'wrong'
+    for (const e of [net.answer, net.verdict]) {
+      e.textContent = answer
+      e.className = `answer ink-${net.colour} ${e.title = answer === s.label ? 'right' : 'wrong'}`
+    }
     net.score.textContent = `right at ${right} of ${tried.length} angle${tried.length > 1 ? 's' : ''}`
     probs.forEach((p, k) => {
       net.bars[k].style.setProperty('--p', p)
@@ -293,7 +294,7 @@ function drawFields(s, got) {
   const now = streams(got.fields), first = streams(s.reference.fields), size = 96
   for (let m = 0; m < 3; m++) {
     const [re, im] = [0, 1].map(part => now.map(part, m, state.channel)), [re0, im0] = [0, 1].map(part => first.map(part, m, state.channel))
-    const top = Math.max(1e-9, ...re0.map((v, i) => Math.hypot(v, im0[i])))   // brightness is that of the upright digit
+    const top = Math.max(1e-9, .7 * Math.max(...re0.map((v, i) => Math.hypot(v, im0[i]))))   // as bright as for the upright digit
     const at = i => (i + .5) * now.n / size - .5
     paint($(`field${m}`), size, (i, j) => hue(smooth(re, now.n, at(i), at(j)), smooth(im, now.n, at(i), at(j)), top))
   }
@@ -343,7 +344,7 @@ function drawVessels(s, got) {
     const want = rotatedReference(s, i, got.degrees), map = got.maps[i]
     const apart = map.map((v, j) => inside(s.n, j) ? Math.abs(v - want[j]) : 0), most = Math.max(...apart)
     paint(net.map, s.n, (r, c) => Array(3).fill(map[r * s.n + c]))
-    paint(net.difference, s.n, (r, c) => Array(3).fill(Math.min(1, 10 * apart[r * s.n + c])))
+    paint(net.difference, s.n, (r, c) => Array(3).fill(Math.min(1, 3 * apart[r * s.n + c])))
     net.most.textContent = most < 1e-4 ? 'no difference, to rounding' : `largest difference ${most.toFixed(2)}`
   })
   $('reading').textContent = ''
@@ -393,7 +394,7 @@ function choose(s, button) {
 function clearAnswers(s) {
   drawTraces(s)
   for (const net of facts.nets.digits) {
-    net.answer.textContent = '–'
+    for (const e of [net.answer, net.verdict]) Object.assign(e, {textContent: '–', className: 'answer'})
     net.score.textContent = ''
     for (const bar of net.bars) { bar.style.setProperty('--p', 0); bar.nextSibling.textContent = '' }
   }
@@ -429,7 +430,7 @@ async function show(tab) {
   if (state.tab !== tab) return
   $('stage').hidden = false
   $('picks').replaceChildren()
-  $('picks').classList.toggle('few', tab === 'vessels')
+  for (const id of ['picks', 'dial']) $(id).classList.toggle('retina', tab === 'vessels')
   milliseconds = 0
   const pictures = facts.examples[tab] ??= subjects(tab)
   const buttons = pictures.map((s, i) => {
@@ -462,6 +463,9 @@ function buildPage() {
     make('span', th, {className: 'how', textContent: net.how})
     net.answer = make('span', th, {className: 'answer', textContent: ' '})
     net.score = make('span', th, {className: 'score'})
+    const verdict = make('div', $('verdicts'))           // on a phone, where the table is below the dial
+    make('span', verdict, {className: 'name', textContent: net.name})
+    net.verdict = make('span', verdict, {className: 'answer', textContent: ' '})
     net.bars = []
   }
   for (let k = 0; k < 10; k++) {
