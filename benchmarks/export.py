@@ -1,6 +1,7 @@
 """The weights of the package as ONNX: parity on 64 images, size of the file, milliseconds of both programs → nbs/results/export.csv
 
-Run on a quiet machine: python benchmarks/export.py [WEIGHTS ...] [--threads 2]"""
+Run on a quiet machine: python benchmarks/export.py [--threads 2]
+The table is from one run: with the names of some weights their rows are only printed."""
 import argparse, tempfile, time
 from pathlib import Path
 
@@ -43,13 +44,13 @@ def measure(name, folder, threads):
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('weights', nargs='*', default=weight_names())
+    parser.add_argument('weights', nargs='*')
     parser.add_argument('--threads', type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         rows = []
-        for name in args.weights:
+        for name in args.weights or weight_names():
             rows.append(measure(name, Path(folder), args.threads))
             print(rows[-1], flush=True)
-            pd.DataFrame(rows).to_csv(OUT, index=False, lineterminator='\n')
+    if not args.weights: pd.DataFrame(rows).to_csv(OUT, index=False, lineterminator='\n')
