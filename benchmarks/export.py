@@ -1,6 +1,7 @@
 """The weights of the package as ONNX: parity on 64 images, size of the file, milliseconds of both programs → nbs/results/export.csv
 
-Run on a quiet machine: python benchmarks/export.py [WEIGHTS ...] [--threads 2]"""
+Run on a quiet machine: python benchmarks/export.py [--threads 2]
+The table is from one run: with the names of some weights their rows are only printed."""
 import argparse, tempfile, time
 from pathlib import Path
 
@@ -11,14 +12,14 @@ from harmformer.export import OnnxModel, export_onnx
 OUT = Path(__file__).parent.parent/'nbs/results/export.csv'
 
 
-def milliseconds(f, x, times):
-    "The median of `times` calls, after two to warm up"
-    def once():
+def milliseconds(programs, x, times):
+    "The least time of each program, called in turns, so that a busy moment does not hit one of them alone"
+    def once(f):
         start = time.perf_counter()
         f(x)
         return 1e3*(time.perf_counter() - start)
-    once(), once()
-    return sorted(once() for _ in range(times))[times//2]
+    rounds = [[once(f) for f in programs] for _ in range(times + 2)][2:]  # two to warm up
+    return [min(o) for o in zip(*rounds)]
 
 
 @torch.no_grad()
@@ -36,20 +37,20 @@ def measure(name, folder, threads):
                difference=float(f'{float((want-got).norm()/want.norm()):.2g}'),
                argmax_equal=bool(same.all() if want.ndim == 2 else same.float().mean() > .9999),
                seconds_to_export=round(seconds, 1), seconds_to_load=round(load, 2))
-    for n, times in ((1, 11), (32, 3)):
-        row |= {f'{who}_{n}': round(milliseconds(f, x[:n], times), 1) for who, f in (('file', graph), ('model', model))}
+    for n, times in ((1, 21), (32, 5)):
+        row |= {f'{who}_{n}': round(ms, 1) for who, ms in zip(('file', 'model'), milliseconds((graph, model), x[:n], times))}
     return row
 
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('weights', nargs='*', default=weight_names())
+    parser.add_argument('weights', nargs='*')
     parser.add_argument('--threads', type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         rows = []
-        for name in args.weights:
+        for name in args.weights or weight_names():
             rows.append(measure(name, Path(folder), args.threads))
             print(rows[-1], flush=True)
-            pd.DataFrame(rows).to_csv(OUT, index=False, lineterminator='\n')
+    if not args.weights: pd.DataFrame(rows).to_csv(OUT, index=False, lineterminator='\n')

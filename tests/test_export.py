@@ -51,7 +51,7 @@ def test_extra_outputs_are_those_of_the_model(digits):
 
 @torch.no_grad()
 def test_unet_answers_as_in_python(unet):
-    (model, file), x = unet, images(unet[0])
+    (model, file), x = unet, images(unet[0], 64)
     assert rel_error(OnnxModel(file)(x), model(x)) <= 5e-6
     assert OnnxModel(file)(x[:1]).shape == (1, 1, 16, 16)
 
@@ -63,6 +63,16 @@ def test_only_standard_operators(digits, unet):
         assert [o.version for o in proto.opset_import if o.domain in ('', 'ai.onnx')] == [18]
         proto.graph.node[0].op_type = 'DFT'
         with pytest.raises(ValueError, match='DFT'): check_graph(proto.graph)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('options', [dict(reflections=True, mixing='all', keep_phase=True, norm='layer', layer_norm='map'),
+                                     dict(orders=(0, 1), norm='hnet', mixing='cross_values', rpe=None, mask='circle', upscale=2)], ids=['mirrors', 'hnet'])
+def test_options(options, tmp_path):
+    torch.manual_seed(0)
+    model = create_model('harmformer_digits', **SMALL, **options).eval()
+    x = images(model)
+    assert rel_error(OnnxModel(export_onnx(model, tmp_path/'o.onnx'))(x), model(x)) < 5e-6
 
 
 @torch.no_grad()

@@ -226,6 +226,8 @@ function buildDial() {
   dial.knob = svg('circle', {class: 'knob', r: 7})
 }
 
+const showMarks = shown => [dial.needle, dial.point].forEach(e => e.style.display = shown ? '' : 'none')
+
 function drawKnob() {
   const [cx, cy] = polar(state.angle, KNOB)
   dial.knob.setAttribute('cx', cx)
@@ -266,6 +268,7 @@ const turned = ([x, y], degrees) => {                  // a point, counter-clock
 }
 
 function drawDigit(s, got) {
+  showMarks(true)
   facts.nets.digits.forEach((net, i) => {
     const probs = got.probs[i], answer = argmax(probs), tried = s.seen[i].filter(p => p), right = tried.filter(p => argmax(p) === s.label).length
     for (const e of [net.answer, net.verdict]) {
@@ -385,14 +388,18 @@ function choose(s, button) {
   document.querySelectorAll('#picks button').forEach(b => b.setAttribute('aria-pressed', b === button))
   state.subject = s
   $('drawing').hidden = !s?.drawn
+  $('guess').hidden = s?.blank
   $('dial').classList.toggle('drawing', !!s?.drawn)
   $('reading').textContent = ''
   if (s.blank) clearAnswers(s)
   return setAngle(state.angle)
 }
 
-function clearAnswers(s) {
+function clearAnswers(s) {                              // before the first stroke
   drawTraces(s)
+  showMarks(false)
+  for (const id of ['field0', 'field1', 'field2', 'attention']) $(id).width = 96   // which clears it
+  document.querySelectorAll('#classes tbody tr').forEach(row => row.className = '')
   for (const net of facts.nets.digits) {
     for (const e of [net.answer, net.verdict]) Object.assign(e, {textContent: '–', className: 'answer'})
     net.score.textContent = ''
@@ -424,7 +431,7 @@ async function show(tab) {
   playing = false
   state.tab = tab
   document.querySelectorAll('[data-tab]').forEach(e => e.hidden = e.dataset.tab !== tab)
-  for (const e of [dial.needle, dial.point]) e.style.display = tab === 'digits' ? '' : 'none'
+  showMarks(tab === 'digits')
   state.subject = null
   try { await load(tab) } catch (e) { return say(e.message, true) }
   if (state.tab !== tab) return
