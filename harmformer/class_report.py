@@ -31,8 +31,8 @@ def _percent(accuracy, n): return '{:.1f} % ({:.1f}–{:.1f})'.format(*_errors(a
 def error_table(rows, n:int)->str: # HTML
     "Parameters, cost and errors on `n` test images of every model"
     def one(r):
-        return {'model': called(r['model']), 'parameters': f"{r['params']:,}", 'images seen': f"{r['images_seen']:,}" if 'images_seen' in r else '',
-                'seconds': f"{r['seconds']:,.0f}", 'error, upright': _percent(r['at_0'], n), 'rotated': _percent(r['turned'], n),
+        images = f"{r['images_seen']:,}" if 'images_seen' in r else ''
+        return {'model': called(r['model']), 'parameters': f"{r['params']:,}", 'images seen': images, 'seconds': f"{r['seconds']:,.0f}", 'error, upright': _percent(r['at_0'], n), 'rotated': _percent(r['turned'], n),
                 'at 45°': f"{100*(1 - r['at_45']):.1f} %"}
     notes = 'In brackets: the 95 % interval (Wilson). Rotated: each image by its own angle.'
     if any(r['model'].endswith(', as long') for r in rows):
@@ -64,9 +64,10 @@ def _polar(by_angle):
 def by_class(judged, vocab)->str: # HTML
     "The error of every class on rotated test images, the hardest for the first model first"
     found = {name: class_errors(z, y, len(vocab)) for name, (z, y) in judged.items()}
-    order = sorted(range(len(vocab)), key=lambda c: -next(iter(found.values()))[c][0]/max(1, next(iter(found.values()))[c][1]))
+    first = next(iter(found.values()))
+    order = sorted(range(len(vocab)), key=lambda c: -first[c][0]/max(1, first[c][1]))
     def share(o): return f'{100*o[0]/o[1]:.1f} %' if o[1] else ''
-    rows = [{'class': vocab[c], 'images': next(iter(found.values()))[c][1], **{called(n): share(f[c]) for n, f in found.items()}} for c in order[:MANY]]
+    rows = [{'class': vocab[c], 'images': first[c][1], **{called(n): share(f[c]) for n, f in found.items()}} for c in order[:MANY]]
     return pd.DataFrame(rows).to_html(index=False, border=0)
 
 
@@ -110,8 +111,8 @@ def confusion(z, y, vocab):
     side = min(9, 2.5 + .3*len(vocab))
     fig, ax = _figure(size=(side + .6, side))
     found = confusion_matrix(y, z.argmax(1), labels=range(len(vocab)))
-    ConfusionMatrixDisplay(found, display_labels=vocab).plot(ax=ax, cmap='Blues', colorbar=False, include_values=len(vocab) <= 15, xticks_rotation=45)
-    plt.setp(ax.get_xticklabels(), ha='right')
+    ConfusionMatrixDisplay(found, display_labels=vocab).plot(ax=ax, cmap='Blues', colorbar=False, include_values=len(vocab) <= 15)
+    plt.setp(ax.get_xticklabels(), rotation=45, ha='right')
     return fig
 
 
@@ -148,7 +149,9 @@ def mistakes(z, y, dataset):
 def _temperatures(models, dls, rows):
     "The temperature of every model: as its run found it, or, for older runs, fitted now"
     known = {r['model']: r['temperature'] for r in rows if 'temperature' in r}
-    def fitted(m): return fit_temperature(*[torch.cat(o) for o in zip(*[logits_on(m, dl) for dl in (dls.valid, dls.turned)])])
+    def fitted(m):
+        z, y = [torch.cat(o) for o in zip(*[logits_on(m, dl) for dl in (dls.valid, dls.turned)])]
+        return fit_temperature(z, y)
     return {n: known.get(n) or fitted(m) for n, m in models.items()}
 
 
@@ -164,13 +167,14 @@ def class_parts(models, dls, results, image)->list: # of HTML
              ('Rotating', turning(dict(list(models.items())[:3]), flat), 'predictions while an image rotates', ''),
              ('Calibration', calibration(judged, temperatures), 'reliability diagrams before and after the temperature',
               'Rotated test images. On the grey line a probability is the share of right answers. Dotted: as the network says; '
-              'solid: divided by the temperature T that was fitted on the validation images. The numbers are the expected calibration error '
-              'before and after.'),
+              'solid: divided by the temperature T that was fitted on the validation images. The numbers are the expected calibration '
+              'error before and after.'),
              ('Most confused', pairs(cool, first[1], dls.test.dataset), 'pictures of the most confused pairs of classes',
               'True class → answer of the first model, and how often; the surest first.'),
              ('Surest mistakes', mistakes(cool, first[1], dls.test.dataset), 'the surest mistakes',
               'True class → answer of the first model, with its probability after the temperature.')]
-    if len(vocab) <= MANY: shown.insert(4, ('Confusion', confusion(*first, vocab), 'confusion matrix on rotated test images', 'The first model.'))
+    if len(vocab) <= MANY:
+        shown.insert(4, ('Confusion', confusion(first[0], first[1], vocab), 'confusion matrix on rotated test images', 'The first model.'))
     parts = [_section(title, fig, alt, text, image) for title, fig, alt, text in shown]
     table = '<h2>By class</h2><p>Error on rotated test images' + (f', the {MANY} hardest classes' if len(vocab) > MANY else '') + '.</p>'
     return [*parts[:2], table + by_class(judged, vocab), *parts[2:]]

@@ -2,7 +2,8 @@
 with an `.onnx` file, harmformer_predict and harmformer_segment need no code that makes or trains models."""
 
 # pyright: reportInvalidTypeForm=false
-__all__ = ['harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmformer_predict', 'harmformer_segment', 'harmformer_export', 'sentences', 'argument']
+__all__ = ['harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmformer_predict', 'harmformer_segment', 'harmformer_export',
+           'sentences', 'argument']
 
 import ast, io, os, re, sys
 from contextlib import contextmanager
@@ -61,8 +62,8 @@ def _arguments(text):
 
 @call_parse
 def harmformer_train(
-    benchmark:argument('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive; or your own pictures: a folder with a subfolder '
-                       'for each class, or a CSV with path,label[,group]', opt=False, nargs='?')='digits',
+    benchmark:argument('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive; or your own pictures: a folder with a '
+                       'subfolder for each class, or a CSV with path,label[,group]', opt=False, nargs='?')='digits',
     model:str=None,         # another model than the recipe's, or than the one that fits your pictures
     epochs:int=None,        # instead of the recipe's
     bs:int=None,            # images in a batch, instead of the recipe's
@@ -75,12 +76,13 @@ def harmformer_train(
     valid:int=None,         # use only so many validation images
     pixels:int=None,        # side to which your pictures are scaled, by default what fits them; with masks, of the patches, by default 64
     minutes:float=None,     # your pictures: choose epochs and size so that all of it takes about so long
+    cache:bool=False,       # your pictures, if they do not fit into memory: read them once, into a temporary file
     patience:int=None,      # stop when the loss of validation has not fallen for so many epochs
     classes:str='',         # of masks with several: their names, or how many, the background first
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
-    rival:str=None,         # trained along, with commas between: cnn, cnn+rot, resnet18+rot, vit+rot; 'none'; by default cnn, for your pictures cnn+rot
+    rival:str=None,         # trained along: some of cnn, cnn+rot, resnet18+rot, vit+rot; 'none'; by default cnn, for your pictures cnn+rot
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
     from harmformer.masks import is_mask_folder
@@ -100,7 +102,7 @@ def harmformer_train(
         seen = look(benchmark, pixels, model)
         config = run_config(benchmark, budget, seed, size, valid, pixels, rival, minutes, patience, seen,
                             model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
-        train_run(config, out, name, resume, seen)
+        train_run(config, out, name, resume, seen, cache)
 
 
 @call_parse

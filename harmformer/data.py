@@ -41,10 +41,10 @@ _all_ = ['DataError', 'data_path', 'find_file', 'verify_file', 'get_file', 'read
 
 # %% ../nbs/12_data.ipynb #9ea6a1e5
 def turn_images(
-    x:torch.Tensor, # (n, c, h, w), square
+    x,              # (n, c, h, w), square; also FilePixels
     degrees,        # one angle per image, counter-clockwise
     fill:float|torch.Tensor=0., # grey level of what comes in from outside, one or one per channel
-)->torch.Tensor:    # (n, c, h, w) of the same kind
+):                  # (n, c, h, w) of the same kind
     "Turn every image by its own angle, bilinearly; of bytes, round to grey levels"
     fill = torch.as_tensor(fill, dtype=torch.float64).view(-1, 1, 1)
     def some(x, a):
@@ -385,8 +385,8 @@ def test_dl(self:BenchmarkDLs, items, bs:int=None, **kwargs)->TensorDL:
     d = self.train.dataset
     if not isinstance(d, ImageSet):
         raise TypeError('a segmentation takes whole pictures: see `segment`')
-    stored = self.reading.get('as_stored', 0)
-    x = torch.cat([_as_pixels(o, *d.x.shape[1:], stored) for o in items])
+    (c, h, w), stored = d.x.shape[1:], self.reading.get('as_stored', 0)
+    x = torch.cat([_as_pixels(o, c, h, w, stored) for o in items])
     new = d.new(x, torch.zeros(len(x), dtype=torch.long))
     return TensorDL(new, bs=bs or self.valid.bs, device=self.device)
 

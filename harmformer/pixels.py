@@ -128,7 +128,8 @@ def scaled(a, side:int)->np.ndarray: # (c, side, side), of the same kind of numb
 def _stored_one(path, side, channels):
     a = read_stored(path)
     if a.shape[-1] == channels: return scaled(a, side)
-    raise DataError(f'{path} has {a.shape[-1]} channel{"s"*(a.shape[-1] > 1)}, others have {channels}: give all pictures the same channels.')
+    n = a.shape[-1]
+    raise DataError(f'{path} has {n} channel{"s"*(n > 1)}, others have {channels}: give all pictures the same channels.')
 
 
 def read_scaled(paths, side:int, as_stored:int=0, workers:int=None)->torch.Tensor: # (n, c, side, side)

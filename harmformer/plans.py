@@ -20,7 +20,8 @@ def rival_names(given, benchmark:str, own:bool)->list:
     for n in names:
         base = n.removesuffix('+rot')
         if base not in (*model_names(), 'none'):
-            raise ValueError(f'--rival: no model is called {base!r}; there are {", ".join(model_names())}, and +rot after a name trains it with rotations')
+            raise ValueError(f'--rival: no model is called {base!r}; there are {", ".join(model_names())}, and +rot after a name trains it '
+                             'with rotations')
         if '+rot' in n and benchmark == 'drive': raise ValueError('--rival: +rot is for classes, and drive has none: leave it out.')
     return list(dict.fromkeys(n for n in names if n != 'none'))
 

@@ -33,7 +33,9 @@ def classify_batches(
         yield pd.DataFrame({'picture': names, 'class': classes, 'probability': p.amax(1).numpy()})
 
 
-def classify_pictures(model, pictures, vocab=None, mean=None, std=None, bs:int=64, as_stored:int=None)->pd.DataFrame: # picture, class, probability
+def classify_pictures(
+    model, pictures, vocab=None, mean=None, std=None, bs:int=64, as_stored:int=None,
+)->pd.DataFrame: # picture, class, probability
     "What is on each picture, whichever way up it is: see `classify_batches`"
     tables = classify_batches(model, pictures, vocab, mean, std, bs, as_stored)
     return pd.concat([pd.DataFrame(columns=['picture', 'class', 'probability']), *tables], ignore_index=True)

@@ -5,6 +5,7 @@ __all__ = ['Stopped', 'look', 'run_config', 'train_run', 'free_name']
 import json, os, platform, re
 from itertools import count
 from pathlib import Path
+from typing import Any
 import torch
 from fastai.callback.core import Callback, CancelFitException # pyright: ignore
 from fastai.distributed import teardown_distrib
@@ -49,7 +50,8 @@ def run_config(
     fixed = [k for k, v in dict(pixels=img_size, **changes).items() if v is not None]
     if seen is not None: changes['model'], img_size = own_model(seen, changes.get('model'), img_size)
     settings = recipe(benchmark if seen is None else 'digits', budget, **changes)
-    if settings['model'] not in model_names(): raise ValueError(f"no model is called {settings['model']!r}; there are {', '.join(model_names())}")
+    if settings['model'] not in model_names():
+        raise ValueError(f"no model is called {settings['model']!r}; there are {', '.join(model_names())}")
     usual, extra = {k: settings.pop(k, None) for k in ('size', 'valid')}, {}
     _try_model(settings, img_size if seen is not None else None)
     if seen is not None:
@@ -101,19 +103,24 @@ def _open_folder(config, out, name, resume):
 
 # --- the run ---
 
-def _share(config, world, seen=None):
+def _share(config, world, seen=None, cache=False):
     "The data of a run, with this process's share of each batch"
     bs = config['recipe']['bs']
     if bs % world: raise ValueError(f'a batch of {bs} cannot be shared by {world} processes: choose another --bs.')
     chosen = {k: config[k] for k in ('seed', 'size', 'valid', 'img_size')}
-    if seen is not None: seen.read(config['img_size'], progress=not int(os.environ.get('RANK', 0)))
+    if seen is not None: seen.read(config['img_size'], cache, progress=not int(os.environ.get('RANK', 0)))
     return first_before_others(lambda: benchmark_dls(config['benchmark'] if seen is None else seen, bs=bs//world, **chosen))
 
 
-def train_run(config:dict, out='runs', name:str=None, resume:bool=False, seen=None):
+def train_run(
+    config:dict,       # of run_config
+    out='runs', name:str=None, resume:bool=False,
+    seen=None,         # of `look`, for one's own pictures
+    cache:bool=False,  # keep their pixels in a temporary file if they do not fit into memory
+):
     "Train the model of `config` and its rivals in a folder below `out`, score all on the test set, write the report"
     if resume and config.get('minutes'): config = _as_before(config, out)
-    dls = _share(config, start_processes(), seen)
+    dls = _share(config, start_processes(), seen, cache)
     config = {**config, 'title': dls.title}
     if seen is not None and not rank_distrib(): _say_what_was_seen(seen, config)
     path = from_first(lambda: _open_folder(config, out, name, resume))
@@ -122,7 +129,8 @@ def train_run(config:dict, out='runs', name:str=None, resume:bool=False, seen=No
     trained = {}
     for n, (folder, settings) in _todo(path, config).items():
         trained[n] = _train_one(dls, folder, settings, config, resume, provenance, n.endswith('+rot'))
-        if config.get('same_seconds') and folder != path: trained.update(_as_long(n, path, folder, settings, dls, config, resume, provenance))
+        if config.get('same_seconds') and folder != path:
+            trained.update(_as_long(n, path, folder, settings, dls, config, resume, provenance))
     teardown_distrib()
     if rank_distrib(): return
     results = {**_judge(trained, dls, path, config), **({} if seen is None else {'seen': str(seen)})}
@@ -181,7 +189,7 @@ def _train_one(dls, path, settings, config, resume, provenance, turn=False):
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
     patience = [_Patience(config['patience'])] if config.get('patience') else None
-    learn = harmformer_learner(dls, lr=train['lr'], cbs=patience, **{k: v for k, v in s.items() if k != 'bs'})
+    learn:Any = harmformer_learner(dls, lr=train['lr'], cbs=patience, **{k: v for k, v in s.items() if k != 'bs'})
     if config.get('class_weights'):
         weight = torch.tensor(config['class_weights']).to(dls.device)
         learn.loss_func = CrossEntropyLossFlat(weight=weight, label_smoothing=s['label_smoothing'])
@@ -200,8 +208,8 @@ def _announce(learn, settings, epochs, turn):
     steps, form = len(learn.dls.train.shard()), ' in small form' if SMALL.items() <= settings.items() else ''
     needs = human_time(1.15*seconds_per_step(learn)*steps*epochs)
     if rank_distrib(): return
-    print(f"Training {settings['model']}{form}{' with random rotations'*turn} ({count_params(learn.model):,} parameters) on {learn.dls.about}. "
-          f"{epochs} epochs of {steps} steps: about {needs} here.", flush=True)
+    print(f"Training {settings['model']}{form}{' with random rotations'*turn} ({count_params(learn.model):,} parameters) "
+          f"on {learn.dls.about}. {epochs} epochs of {steps} steps: about {needs} here.", flush=True)
 
 
 # --- what it is worth ---
@@ -246,7 +254,8 @@ def _keep_temperature(model, folder, dls)->float:
 
 def _advice(models, dls, config)->list:
     "Sentences about what to try next"
-    if config['recipe'].get('reflections') or not config['recipe']['model'].startswith('harmformer') or len(dls.valid.dataset) < 30: return []
+    used = config['recipe'].get('reflections') or not config['recipe']['model'].startswith('harmformer')
+    if used or len(dls.valid.dataset) < 30: return []
     p, q, harmless = mirror_check(next(iter(models.values())), dls.valid)
     if not harmless or p < 1.5/dls.c: return []
     return [f'Mirrored validation pictures are recognised as well as the originals ({q:.1%} and {p:.1%}): '

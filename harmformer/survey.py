@@ -84,10 +84,11 @@ def _from_table(file):
     try: table = pd.read_csv(file, dtype=str, keep_default_na=False)
     except ValueError as e: raise DataError(f'{file} is no table ({e}): save it as CSV with the columns path and label.') from e
     if missing := [c for c in ('path', 'label') if c not in table]:
-        raise DataError(f'{file} has no column {" and no column ".join(missing)}: its first line has to name path and label, perhaps group and part.')
+        raise DataError(f'{file} has no column {" and no column ".join(missing)}: its first line has to name path and label, perhaps also '
+                        'group and part.')
     files = [Path(file).parent/p for p in table.path]
     for i, (p, label) in enumerate(zip(files, table.label), 2):
-        if not p.is_file(): raise DataError(f'{p}, in line {i} of {file}, is missing: correct the path, which counts from the folder of the table.')
+        if not p.is_file(): raise DataError(f'{p}, in line {i} of {file}, is missing: correct the path, from the folder of the table on.')
         if not label: raise DataError(f'{p}, in line {i} of {file}, has no label: give it one, or remove the line.')
     twice = [p for p, n in Counter(files).items() if n > 1]
     if twice: raise DataError(f'{twice[0]} is in {file} twice: remove one of the lines.')
@@ -118,7 +119,8 @@ def split_classes(y, name, valid=.15, test=.15):
 def _set_aside(index, y, groups, share, source, names):
     "Indices that stay and indices that go, about this share of the pictures, by whole groups"
     there = sorted({groups[i] for i in index.tolist()})
-    if len(there) < 2: raise DataError(f'{source} has too few groups, the last is {there[0]}: at least three are needed, to train, to validate and to test.')
+    if len(there) < 2:
+        raise DataError(f'{source} has too few groups, the last is {there[0]}: at least three are needed, to train, to validate and to test.')
     folds = StratifiedGroupKFold(min(round(1/share), len(there)), shuffle=True, random_state=0)
     labels, ids = y[index].numpy(), np.array([there.index(groups[i]) for i in index.tolist()])
     with warnings.catch_warnings():
@@ -135,7 +137,7 @@ def _split(rows, y, source, names):
     given = rows.parts or ['train']*len(y)
     parts = {p: torch.tensor([i for i, o in enumerate(given) if o == p], dtype=torch.long) for p in PARTS}
     missing = [p for p in ('test', 'valid') if not len(parts[p])]
-    if len(missing) == 2 and not rows.groups: return dict(zip(PARTS, [parts['train'][i] for i in split_classes(y[parts['train']], 'folder')]))
+    if len(missing) == 2 and not rows.groups: return dict(zip(PARTS, split_classes(y, 'folder')))
     for p in missing:
         i, share = parts['train'], .15 if p == 'test' else .15/(1 - .15*(len(missing) == 2))
         if rows.groups: parts['train'], parts[p] = _set_aside(i, y, rows.groups, share, source, names)
@@ -197,27 +199,26 @@ class PictureFolder:
         deep = bool(self.as_stored) and any(h.deep for h in self.headers)
         n, c = len(self.files), self.as_stored or 3
         fits = n*c*side**2*(4 if deep else 1) < (_memory() if memory is None else memory)
-        kept:Any = torch.empty(n, c, side, side, dtype=torch.float32 if deep else torch.uint8) if fits else \
-            kept_pixels(n, c, side, deep) if cache else None
+        kept:Any = kept_pixels(n, c, side, deep) if cache and not fits else None
+        if fits: kept = torch.empty(n, c, side, side, dtype=torch.float32 if deep else torch.uint8)
         grey, empty = [], []
         for i in _shown(range(0, n, 64), progress, 8):
             x = read_scaled(self.files[i:i+64], side, self.as_stored)
             if kept is not None: kept[i:i+64] = x.to(kept.dtype) if fits else x.numpy()
-            flat = x.flatten(1)
-            grey.append((x == x[:, :1]).flatten(1).all(1)); empty.append(flat.amax(1) == flat.amin(1))
+            grey.append((x == x[:, :1]).flatten(1).all(1)); empty.append((x.amax((2, 3)) == x.amin((2, 3))).all(1))
         grey, empty = torch.cat(grey), torch.cat(empty)
         if not self.as_stored and grey.all(): c = 1
-        self.x = kept[:, :c] if fits else FilePixels(self.files, side, c, self.as_stored, kept)
+        self.x = kept[:, :c] if fits and kept is not None else FilePixels(self.files, side, c, self.as_stored, kept)
         self.side, self.more = side, self._seen_in_pixels(grey, empty, fits, cache)
         return self
 
     def _seen_in_pixels(self, grey, empty, fits, cache):
         "Sentences about colours, and pictures that are unlike the others"
-        n, (_, c, side, _) = len(self.files), self.x.shape
+        n, (c, side) = len(self.files), self.x.shape[1:3]
         depth = 'more than 8 bits' if any(h.deep for h in self.headers) else '8 bits'
-        said = [f'{"In colour" if c == 3 else "Without colour" if c == 1 else f"{c} channels"}, {depth}; cut to the middle square and scaled '
-                f'to {side}×{side} pixels.']
-        for found, what in ((empty, 'one value only'), (grey if c == 3 and not self.as_stored else empty[:0], 'no colour')):
+        colours = 'In colour' if c == 3 else 'Without colour' if c == 1 else f'{c} channels'
+        said = [f'{colours}, {depth}; cut to the middle square and scaled to {side}×{side} pixels.']
+        for found, what in ((empty, 'one colour only'), (grey if c == 3 and not self.as_stored else empty[:0], 'no colour')):
             if 0 < (k := int(found.sum())) < n/2 and (what != 'no colour' or k < n/10):
                 said.append(f'{_some(self.files, found)} {"have" if k > 1 else "has"} {what}.')
         if not fits:
@@ -244,7 +245,7 @@ def balanced(counts)->bool:
 
 
 def look_at_pictures(
-    source,                # a folder with a subfolder of pictures for each class, or with train/, valid/ and test/ that hold these; or a CSV file
+    source,                # a folder with a subfolder of pictures for each class, or with train, valid and test that hold these; or a CSV
     as_stored:bool=None,   # take values as they are stored; None: if all pictures have more than eight bits, or other channels than colours
     progress:bool=True,
 )->PictureFolder:          # call its `read` for the pixels
@@ -275,7 +276,8 @@ def _channels(files, headers, as_stored):
     usual = Counter(h.channels for h in headers).most_common(1)[0][0]
     for p, h in zip(files, headers):
         if h.channels != usual:
-            raise DataError(f'{p} has {h.channels} channel{"s"*(h.channels > 1)}, others have {usual}: give all pictures the same channels, or take it out.')
+            raise DataError(f'{p} has {h.channels} channel{"s"*(h.channels > 1)}, others have {usual}: give all pictures the same channels, '
+                            'or take it out.')
     return usual
 
 
@@ -296,12 +298,15 @@ def _what(seen, rows):
     sizes = Counter((h.width, h.height) for h in seen.headers)
     (w, h), k = sizes.most_common(1)[0]
     low, high = [f(sizes, key=lambda s: s[0]*s[1]) for f in (min, max)]
-    size = f'of {w}×{h} pixels' if len(sizes) == 1 else f'of {low[0]}×{low[1]} to {high[0]}×{high[1]} pixels' + f', most of {w}×{h}'*(2*k > len(seen.files))
+    size = f'of {w}×{h} pixels'
+    if len(sizes) > 1: size = f'of {low[0]}×{low[1]} to {high[0]}×{high[1]} pixels' + f', most of {w}×{h}'*(2*k > len(seen.files))
     counts = seen.y.bincount(minlength=len(seen.names))
     few, many = [(seen.names[int(f())], int(counts[f()])) for f in (counts.argmin, counts.argmax)]
     said = [f'{len(seen.files):,} pictures {size}, {len(seen.names)} classes: {numbers}{how}.']
-    if not balanced(counts.tolist()): said.append(f'Imbalance: {many[0]} has {many[1]:,} pictures, {few[0]} {few[1]:,}. The loss weights the classes.')
-    absent = {p: [n for n, k in zip(seen.names, seen.y[seen.parts[p]].bincount(minlength=len(seen.names))) if not k] for p in ('valid', 'test')}
+    if not balanced(counts.tolist()):
+        said.append(f'Imbalance: {many[0]} has {many[1]:,} pictures, {few[0]} {few[1]:,}. The loss weights the classes.')
+    there = {p: {*seen.y[seen.parts[p]].tolist()} for p in ('valid', 'test')}
+    absent = {p: [n for i, n in enumerate(seen.names) if i not in o] for p, o in there.items()}
     return said + [f'No picture of {", ".join(o)} is to {p.replace("valid", "validate")}.' for p, o in absent.items() if o]
 
 
@@ -309,7 +314,8 @@ def _odd(seen):
     "Sentences about pictures with other sizes or depths than the rest"
     sides, n = np.array([(h.width, h.height) for h in seen.headers]), len(seen.files)
     short, long, deep = sides.min(1), sides.max(1), np.array([h.deep for h in seen.headers])
-    found = {'smaller than half of the usual size': short < np.median(short)/2, 'more than twice as long as wide, and lose much': long > 2*short}
+    found = {'smaller than half of the usual size': short < np.median(short)/2,
+             'more than twice as long as wide, and lose much': long > 2*short}
     said = [f'{_some(seen.files, o)} {"is" if o.sum() == 1 else "are"} {what}.' for what, o in found.items() if 0 < o.sum() < n/2]
     if 0 < deep.sum() < n: said.append(f'{_some(seen.files, deep)} of more than 8 bits among others of 8: scaled to the brightest value.')
     return said

@@ -81,9 +81,11 @@ def test_the_temperature_is_in_the_weights_and_used(finished, work):
 
 def test_finished_is_not_trained_again_and_scores_agree(finished, work, monkeypatch, capsys):
     monkeypatch.chdir(work)
-    before = {f: (finished/f).read_bytes() for f in ('checkpoint.safetensors', 'best.safetensors')}
+    (state, (header, best)) = (finished/'checkpoint.safetensors').read_bytes(), read_tensors(finished/'best.safetensors')
     harmformer_train('bars', epochs=3, bs=4, rival='cnn+rot,vit', set=TINY, resume=True)
-    assert all((finished/f).read_bytes() == b for f, b in before.items())
+    assert (finished/'checkpoint.safetensors').read_bytes() == state           # not written again
+    again, weights = read_tensors(finished/'best.safetensors')                  # written again, with the temperature
+    assert again == header and all(torch.equal(weights[k], v) for k, v in best.items())
     capsys.readouterr()
     harmformer_eval(str(finished))
     turned = json.loads((finished/'results.json').read_text())['rows'][0]['turned']

@@ -78,7 +78,7 @@ def test_odd_ones_are_named(folder):
     Image.fromarray(noise(90, 20, 3)).save(f/'cats'/'01.png')
     Image.fromarray(noise(10, 11, 3)).save(f/'dogs'/'00.png')
     said = str(look(f).read(progress=False))
-    assert '1 picture (cats/00.png) has one value only' in said and '(dogs/00.png) is smaller than half' in said and '(cats/01.png) is more than twice' in said
+    assert '1 picture (cats/00.png) has one colour only' in said and '(dogs/00.png) is smaller than half' in said and '(cats/01.png) is more than twice' in said
     assert '11×10 to' in said and 'most of 36×40' in said
 
 
