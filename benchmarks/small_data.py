@@ -136,7 +136,8 @@ def have(file):
 def rates():
     "{model: learning rate}: the best by validation, as --tune found them"
     rows = pd.read_csv(RESULTS/'small_data_rates.csv')
-    best = rows.assign(error=rows.error_upright + rows.error_rotated).sort_values('error', kind='stable').groupby('model').rate.first().to_dict()
+    rows['error'] = rows.error_upright + rows.error_rotated
+    best = rows.sort_values('error', kind='stable').groupby('model').rate.first().to_dict()
     return {m: best.get(m, best[m.split('+')[0]] if m.startswith('harmformer') else None) for m in MODELS}
 
 
@@ -173,6 +174,7 @@ def main(
     pixels:str='32,64',             # sides of the pictures
     seeds:str='0,1,2',              # of weights, order and choice of pictures
     models:str=','.join(MODELS),    # some of them
+    sizes:str='',                   # some numbers of pictures, 0 for all there are; by default all of SIZES
     tune:bool=False,                # try learning rates on the validation pictures of EuroSAT instead
     mirror_digits:bool=False,       # look at digits and their mirror images instead
 ):
@@ -182,7 +184,8 @@ def main(
     data, models, (pixels, seeds) = data.split(','), models.split(','), [list(map(int, o.split(','))) for o in (pixels, seeds)]
     if mirror_digits: return mirror([m for m in models if m.startswith('harmformer')], seeds)
     file = RESULTS/('small_data_rates.csv' if tune else 'small_data.csv')
-    cells = todo(['eurosat'], [32], [9], [300], [m for m in models if m in TRIED]) if tune else todo(data, pixels, seeds, SIZES, models)
+    numbers = [int(n) or None for n in sizes.split(',')] if sizes else SIZES
+    cells = todo(['eurosat'], [32], [9], [300], [m for m in models if m in TRIED]) if tune else todo(data, pixels, seeds, numbers, models)
     sets, done, best = {}, have(file), {} if tune else rates()
     for d, p, m, n, s in cells:
         if (d, p) not in sets: sets = {(d, p): load(d, p)}
