@@ -153,9 +153,9 @@ def he_report(
     bar: Any = steps()
     if _watched() if progress is None else progress:
         bar = progress_bar(bar, total=len(batches)*len(moves), leave=False)
-    for x, base, move in bar:
-        for i, (name, m, s) in enumerate(_squares(model, x, base, *move, layers)):
-            key = i, name, m, *move
+    for x, base, (a, mirrored) in bar:
+        for i, (name, m, s) in enumerate(_squares(model, x, base, a, mirrored, layers)):
+            key = i, name, m, a, mirrored
             sums[key] = sums.get(key, 0) + s
     rows = [(*key, *np.sqrt(s[:2]/s[2:]))
             for (_, *key), s in sorted(sums.items(), key=lambda o: o[0][0])]
