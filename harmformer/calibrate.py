@@ -1,7 +1,6 @@
 """How far the probabilities of a classifier can be trusted, and what it confuses."""
 
-__all__ = ['logits_on', 'fit_temperature', 'reliability', 'calibration_error', 'class_errors', 'confused_pairs', 'surest_mistakes',
-           'mirror_check']
+__all__ = ['logits_on', 'fit_temperature', 'reliability', 'calibration_error', 'class_errors', 'confused_pairs', 'surest_mistakes']
 
 import math
 from typing import Any
@@ -66,13 +65,3 @@ def surest_mistakes(logits, y, most:int=12)->list: # [(index, true class, said c
 
 
 @torch.no_grad()
-def mirror_check(model, dl)->tuple: # (share of right answers, the same of mirrored pictures, whether mirroring does no harm)
-    "Whether mirrored pictures are recognised as well as the originals, as far as a DataLoader can tell"
-    right, mirrored = [], []
-    with evaluating(model):
-        for x, y in dl:
-            right.append((model(x).argmax(1) == y).float().cpu()); mirrored.append((model(x.flip(-1)).argmax(1) == y).float().cpu())
-    a, b = torch.cat(right), torch.cat(mirrored)
-    n, (p, q) = len(a), (a.mean().item(), b.mean().item())
-    spread = max((a - b).std().item(), .5/math.sqrt(n)) if n > 1 else 1.      # of pairs: the same picture, mirrored or not
-    return p, q, bool(q >= p - spread/math.sqrt(n) and n > 1)

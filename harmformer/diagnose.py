@@ -13,9 +13,10 @@ import pandas as pd
 from copy import deepcopy
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
+from itertools import product
 from typing import Any, Callable
 from .docs import document
-from .fields import rotate_field, rotate_image, to_complex
+from .fields import _turn, to_complex
 from .tokens import to_field, to_tokens
 from .model import Harmformer
 
@@ -88,13 +89,15 @@ class HEReport:
 # %% ../nbs/15_diagnose.ipynb #95127695
 @patch
 def by_stage(self:HEReport, order=None):
-    "Largest error at quarter turns; between them, mean error and floor, and their largest ratio"
+    "Largest error at quarter turns and mirrors; between them, mean error, floor and largest ratio"
     t = self.table if order is None else self.table[self.table.order == order]
     t = t.assign(ratio=t.error/t.floor.clip(lower=1e-12))
     right = t.angle % 90 == 0
-    exact, between = [t[o].groupby('stage', sort=False) for o in (right, ~right)]
+    exact, mirrors, between = [t[o].groupby('stage', sort=False)
+                               for o in (right & ~t.mirror, right & t.mirror, ~right)]
     columns = [exact.error.max().rename('quarter turns'), between.error.mean(),
                between.floor.mean(), between.ratio.max()]
+    if t.mirror.any(): columns.insert(1, mirrors.error.max().rename('mirrors'))
     return pd.concat(columns, axis=1).reindex(t.stage.unique()).rename_axis('stage')
 
 # %% ../nbs/15_diagnose.ipynb #4f81bba3
@@ -110,16 +113,23 @@ def _in_lab(): return 'JPY_SESSION_NAME' in os.environ # set by jupyter_server f
 def _watched(): return _in_lab() or sys.stderr.isatty()
 
 # %% ../nbs/15_diagnose.ipynb #1c7a789b
-def _squares(model, x, base, degrees, layers):
+def _squares(model, x, base, degrees, mirror, layers):
     "Yield stage, order and the squares of two differences and two references; `base`: fields of `x`"
-    there, exact = rotate_image(x, degrees), degrees % 90 == 0
-    back = base if exact else watch(model, rotate_image(there, -degrees), layers)
+    def back(z, orders=()): return _turn(_turn(z, -degrees, orders), 0, orders, mirror)
+    there, exact = _turn(x, degrees, (), mirror), degrees % 90 == 0
+    again = base if exact else watch(model, back(there), layers)
     def sq(z): return z.abs().double().square().sum((0, 2, 3, 4)).tolist()
-    for (name, z, orders), (_, t, _), (_, b, _) in zip(base, watch(model, there, layers), back):
-        want = rotate_field(z, degrees, orders)
-        again = z if exact else rotate_field(want, -degrees, orders)
-        squares = zip(orders, sq(t-want), sq(b-again), sq(want), sq(again))
+    for (name, z, orders), (_, t, _), (_, b, _) in zip(base, watch(model, there, layers), again):
+        want = _turn(z, degrees, orders, mirror)
+        home = z if exact else back(want, orders)
+        squares = zip(orders, sq(t-want), sq(b-home), sq(want), sq(home))
         for m, *s in squares: yield name, m, np.array(s)
+
+
+# %% ../nbs/15_diagnose.ipynb #mi15a
+def _has_mirrors(model): # was it made with reflections=True?
+    return any(getattr(o, 'reflections', False) for o in (model, getattr(model, 'head', None)))
+
 
 # %% ../nbs/15_diagnose.ipynb #1919228e
 @torch.no_grad()
@@ -130,23 +140,28 @@ def he_report(
     layers:bool=False,          # look at every module inside, instead of the stages or children
     bs:int=16,                  # at least; the rest of the images is spread over the batches
     progress:bool=None,         # a bar; None: in a terminal or in JupyterLab
+    mirror:bool=None,           # each angle also after a mirror; None: if it has reflections=True
 )->HEReport:
     "HE error of every stage, order and angle, beside that of an ideal network on these pixels"
-    model, angles, sums = _still(model), list(angles), {}
+    mirrors = (False, True) if (_has_mirrors(model) if mirror is None else mirror) else (False,)
+    model, moves, sums = _still(model), list(product(angles, mirrors)), {}
     batches = images.tensor_split(max(1, len(images)//bs))
     def steps():
         for x in batches:
             base = list(watch(model, x, layers))
-            for a in angles: yield x, base, a
+            for move in moves: yield x, base, move
     bar: Any = steps()
     if _watched() if progress is None else progress:
-        bar = progress_bar(bar, total=len(batches)*len(angles), leave=False)
-    for x, base, a in bar:
-        for i, (name, m, s) in enumerate(_squares(model, x, base, a, layers)):
-            sums[i, name, m, a] = sums.get((i, name, m, a), 0) + s
-    rows = [(name, m, a, *np.sqrt(s[:2]/s[2:]))
-            for (_, name, m, a), s in sorted(sums.items(), key=lambda o: o[0][0])]
-    return HEReport(pd.DataFrame(rows, columns=['stage', 'order', 'angle', 'error', 'floor']))
+        bar = progress_bar(bar, total=len(batches)*len(moves), leave=False)
+    for x, base, (a, mirrored) in bar:
+        for i, (name, m, s) in enumerate(_squares(model, x, base, a, mirrored, layers)):
+            key = i, name, m, a, mirrored
+            sums[key] = sums.get(key, 0) + s
+    rows = [(*key, *np.sqrt(s[:2]/s[2:]))
+            for (_, *key), s in sorted(sums.items(), key=lambda o: o[0][0])]
+    names = ['stage', 'order', 'angle', 'mirror', 'error', 'floor']
+    return HEReport(pd.DataFrame(rows, columns=names))
+
 
 # %% ../nbs/15_diagnose.ipynb #4c5b7eac
 def _dots(ax, t, title, low=0.):
@@ -167,11 +182,13 @@ def plot(self:HEReport, order=None):
     "Errors of every stage at quarter turns and between them, beside what is allowed"
     t = self.table.assign(allowed=self.allowed)
     if order is not None: t = t[t.order == order]
-    exact, between = t[(t.angle % 90 == 0) & (t.angle % 360 != 0)], t[t.angle % 90 != 0]
+    moved, right = (t.angle % 360 != 0) | t.mirror, t.angle % 90 == 0
+    exact, between = t[moved & right], t[~right]
     size = 7.5, .8 + .23*max(t.stage.nunique(), 4)
     fig, axs = plt.subplots(1, 2, figsize=size, sharey=True, layout='constrained')
     plt.close(fig)
-    if len(exact): _dots(axs[0], exact, 'HE error at quarter turns', 1e-8)
+    title = 'HE error at quarter turns' + (' and mirrors' if t.mirror.any() else '')
+    if len(exact): _dots(axs[0], exact, title, 1e-8)
     if len(between): _dots(axs[1], between, 'between them')
     axs[0].set(xscale='log', xlim=(1e-8, 4))
     axs[0].invert_yaxis()

@@ -10,13 +10,15 @@ from .fields import he_error
 
 # %% ../nbs/07a_reflections.ipynb #mi7a21
 D4 = {'0°': (0, False), '90°': (90, False), '180°': (180, False), '270°': (270, False),
-      'up-down': (0, True), '/': (90, True), 'left-right': (180, True), '\\': (270, True)}
+      'up-down': (0, True), '/': (90, True), 'left-right': (180, True),
+      '\\': (270, True)} # name: (degrees, whether a mirror comes first)
 
 # %% ../nbs/07a_reflections.ipynb #mi7a22
 def d4_errors(
-    layer, x,         # as in he_error
+    layer, x,                        # as in he_error
     in_orders=None, out_orders=None, # as in he_error
-)->dict:              # {element of D4: the largest HE error of any order}
-    "How far `layer` is from commuting with each symmetry of the square: degrees after a mirror"
-    return {name: max(he_error(layer, x, degrees, in_orders, out_orders, mirror=mirror).values())
+)->dict:                             # {name in D4: the largest HE error of any order}
+    "How far `layer` is from commuting with each symmetry of the square"
+    return {name: max(he_error(layer, x, degrees, in_orders, out_orders,
+                               mirror=mirror).values())
             for name, (degrees, mirror) in D4.items()}

@@ -1,5 +1,5 @@
 "The figures that we show: each belongs to weights that ship or to a run that can be repeated, and the front page shows no older ones."
-import json
+import json, sys
 from pathlib import Path
 
 import pandas as pd, pytest
@@ -59,3 +59,9 @@ def test_a_row_more_changes_the_front_page(tmp_path):
     pd.concat([read_rows(RESULTS/'runs.csv'), better]).to_csv(tmp_path/'runs.csv', index=False)
     assert '0.01 %' in front_table(tmp_path) != front_table(RESULTS)
     assert our_runs(better.title.iloc[0], tmp_path).error.min() == pytest.approx(.01)
+
+
+def test_the_picture_of_small_data_is_that_of_its_notebook():
+    sys.path.insert(0, str(ROOT/'tools'))
+    from make_images import IMAGES, small_data
+    assert (IMAGES/'small-data.png').read_bytes() == small_data() and len(small_data()) < 100_000, 'run tools/make_images.py'

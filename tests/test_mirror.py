@@ -11,7 +11,10 @@ from harmformer.fields import analytic_he_error, he_error, own_orders
 from harmformer.magnitude import CBatchNorm, CReLU, HNormAct, fold_moments
 from harmformer.model import InvariantHead
 from harmformer.reflections import D4, d4_errors
-from harmformer.runs import run_config
+from harmformer.data import benchmark_dls
+from harmformer.diagnose import he_report
+from harmformer.orientation import handedness, handedness_matters
+from harmformer.runs import mirror_advice, run_config
 from harmformer.stem import HConvBlock, HLayerAct, HNetNorm, HSkip, HStem
 from harmformer.tokens import HLayerNorm, HLinear, on_field
 from harmformer.unet import HarmformerUNet
@@ -246,3 +249,46 @@ def test_the_eight_are_what_they_are_called():
         degrees, mirror = D4[name]
         assert torch.equal(rotate_image(mirror_image(x) if mirror else x, degrees), want)
     assert len(set(D4.values())) == 8
+
+
+@pytest.mark.parametrize('kw', [{}, dict(mixing='all'), dict(img_size=(16, 24)), dict(norm='hnet')], ids=str)
+def test_the_report_asks_about_mirrors(kw):
+    model, x = settled(**{**SMALL, **kw}, reflections=True)
+    for layers in (False, True):
+        t = he_report(model, x, (0, 90, 180, 270), layers=layers).table
+        assert set(t['mirror']) == {False, True} and t.error.max() < 1e-11
+    loose, _ = settled(**{**SMALL, **kw})
+    assert not he_report(loose, x, (0, 90)).table['mirror'].any() and he_report(loose, x, (0, 90)).culprit is None
+    assert he_report(loose, x, (0, 90), mirror=True).culprit == 'block 1'
+    t = he_report(loose, x, (0, 90), mirror=True)
+    assert t.by_stage()['quarter turns'].max() < 1e-11 < .01 < t.by_stage().mirrors.max() and 'mirrors' in t.plot().axes[0].get_title()
+
+
+def test_the_report_about_the_unet_and_about_any_module():
+    model, x = settled('harmformer_unet', 2, channels=(2, 3), kernel_size=7, rings=2, img_size=16, depth=1, heads=1, head_dim=4, reflections=True)
+    assert he_report(model, x, (90, 180)).table.error.max() < 1e-11
+    same = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU())
+    x = torch.rand(2, 1, 9, 9)
+    assert he_report(same, x, (0,), mirror=True).culprit == '0'
+    with torch.no_grad(): same[0].weight.copy_((same[0].weight + same[0].weight.flip(-2))/2)
+    assert he_report(same, x, (0,), mirror=True).culprit is None and he_report(same, x, (90,), mirror=True).culprit == '0'
+    with pytest.raises(ValueError, match='a mirror exchanges orders'): he_report(create_model(**SMALL, orders=(0, 1)).eval(), torch.rand(1, 1, 16, 16), (0,), mirror=True)
+
+
+def test_handedness_of_quarter_turns():
+    model, x = settled(**SMALL)
+    for degrees in (0, 90, 180, 270):
+        assert handedness(model, x, rotate_image(x, degrees)).min() > 0 > handedness(model, x, rotate_image(mirror_image(x), degrees)).max()
+
+
+def test_reflections_are_recommended_where_mirrors_do_no_harm():
+    dls, model = benchmark_dls('digits', device='cpu'), load_model('digits')
+    assert handedness_matters(model, dls.valid)['matters'] and mirror_advice(model, dls) == ''
+    same = dls.valid.dataset.subset(torch.isin(dls.valid.dataset.y, torch.tensor([0, 1, 8])).nonzero()[:, 0])
+    dls.loaders[1] = dls.valid.new(same)
+    assert '--set reflections=True' in mirror_advice(model, dls)
+    assert mirror_advice(create_model('harmformer_digits', reflections=True), dls) == ''       # it has them
+    assert mirror_advice(create_model('harmformer_digits'), dls) == ''                          # it has learnt nothing
+    assert mirror_advice(create_model('cnn'), dls) == ''                                        # it cannot have them
+    dls.loaders[1] = dls.valid.new(same.subset(range(40)))
+    assert mirror_advice(model, dls) == ''                                                      # too few pictures to say

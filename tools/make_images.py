@@ -1,7 +1,9 @@
-"""Makes the site's two small pictures from the project's own: python3 tools/make_images.py, once, by hand.
+"""Makes the site's small pictures from the project's own: python3 tools/make_images.py, by hand.
 
 nbs/images/favicon.png is a circular harmonic (hue is phase); nbs/images/card.png is what a link to the site shows:
-two frames of nbs/images/turning.gif below the title."""
+two frames of nbs/images/turning.gif below the title; nbs/images/small-data.png is the first figure of 27_small_data,
+as the notebook holds it: make it again when that notebook has run on new rows."""
+import base64, json
 from pathlib import Path
 
 import matplotlib, numpy as np
@@ -36,6 +38,14 @@ def card(frames=(0, 4)):
     return out.quantize(128)  # flat colours: a quarter of the bytes
 
 
+def small_data(cell='sd2707'):
+    "The picture that a cell of 27_small_data shows, as bytes."
+    nb = json.loads((IMAGES.parent/'27_small_data.ipynb').read_text(encoding='utf-8'))
+    outputs = next(c['outputs'] for c in nb['cells'] if c['id'] == cell)
+    return base64.b64decode(''.join(next(o['data']['image/png'] for o in outputs if 'image/png' in o['data'])))
+
+
 if __name__ == '__main__':
+    (IMAGES/'small-data.png').write_bytes(small_data())
     favicon().save(IMAGES/'favicon.png', optimize=True)
     card().save(IMAGES/'card.png', optimize=True)
