@@ -62,6 +62,3 @@ def surest_mistakes(logits, y, most:int=12)->list: # [(index, true class, said c
     wrong = (said != y).nonzero().flatten()
     order = wrong[p[wrong].argsort(descending=True, stable=True)][:most]
     return [(int(i), int(y[i]), int(said[i]), float(p[i])) for i in order]
-
-
-@torch.no_grad()

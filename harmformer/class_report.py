@@ -1,6 +1,6 @@
 """What the report of a classifier shows: errors with intervals, by class and by angle, calibration, confusions and mistakes."""
 
-__all__ = ['called', 'error_table', 'class_parts']
+__all__ = ['called', 'error_table', 'polar', 'class_parts']
 
 import html
 from itertools import cycle
@@ -53,11 +53,13 @@ def error_bars(rows, n:int):
     return fig
 
 
-def _polar(by_angle):
+def polar(by_angle):
     "Accuracy against angle, with the names of the models beside it"
     fig = plot_polar({called(k): v for k, v in by_angle.items()})
+    for line, c in zip(fig.axes[0].lines, cycle(PALETTE)): line.set_color(c)        # as in the other figures
+    if old := fig.axes[0].get_legend(): old.remove()
     fig.set_size_inches(8, 4.2)
-    fig.axes[0].legend(loc='center left', bbox_to_anchor=(1.12, .5))
+    fig.legend(loc='outside right center', fontsize=8)
     return fig
 
 
@@ -162,7 +164,7 @@ def class_parts(models, dls, results, image)->list: # of HTML
     temperatures, first, flat = _temperatures(models, dls, rows), next(iter(judged.values())), (dls.upright or dls.test).dataset
     cool = first[0]/next(iter(temperatures.values()))
     shown = [('Errors', error_bars(rows, n), 'test errors of all models with intervals', ''),
-             ('Accuracy against angle', _polar(results['by_angle']),
+             ('Accuracy against angle', polar(results['by_angle']),
               'accuracy against the angle of the test images', ''),
              ('Rotating', turning(dict(list(models.items())[:3]), flat), 'predictions while an image rotates', ''),
              ('Calibration', calibration(judged, temperatures), 'reliability diagrams before and after the temperature',

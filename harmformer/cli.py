@@ -186,7 +186,8 @@ def harmformer_predict(
         _folder_of(csv)
         model = _trained(weights)
         places = list(map(Path, [pictures] if isinstance(pictures, (str, Path)) else pictures))
-        found = [f for p in places for f in (picture_files(p) if p.is_dir() else [p])]
+        arrays = bool(getattr(model, 'provenance', {}).get('as_stored'))
+        found = [f for p in places for f in (picture_files(p, arrays) if p.is_dir() else [p])]
         if not found: raise DataError('there are no pictures in ' + ', '.join(map(str, places)) + '.')
         if isinstance(model, OnnxModel): said_conversions(found, model.img_size[0])
         rows = []

@@ -286,6 +286,7 @@ def read_pictures(paths, img_size:int=32)->torch.Tensor: # (n, 3, img_size, img_
     return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
 
 
-def picture_files(folder)->list:
-    "The pictures in a folder, by their names; hidden files are none"
-    return sorted(p for p in Path(folder).iterdir() if p.name[0] not in '._' and p.suffix.lower() in Image.registered_extensions())
+def picture_files(folder, arrays:bool=False)->list:
+    "The pictures in a folder, by their names, with `arrays` in .npy files, too; hidden files are none"
+    known = {*Image.registered_extensions(), *(['.npy'] if arrays else [])}
+    return sorted(p for p in Path(folder).iterdir() if p.name[0] not in '._' and p.suffix.lower() in known)

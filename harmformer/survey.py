@@ -44,25 +44,19 @@ class _Rows:
         for mine, its in zip((self.files, self.labels, self.parts), (other.files, other.labels, [part]*len(other.files))): mine.extend(its)
 
 
-def _pictures(folder):
-    "The pictures and arrays in a folder"
-    arrays = [p for p in Path(folder).iterdir() if p.suffix.lower() == '.npy' and p.name[0] not in '._']
-    return sorted([*picture_files(folder), *arrays])
-
-
 def _class_folders(folder): return sorted(p for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
 
 
 def _classes_in(folder):
     "Pictures of a folder with a subfolder for each class"
-    found = [(p, _name(d)) for d in _class_folders(folder) for p in _pictures(d)]
+    found = [(p, _name(d)) for d in _class_folders(folder) for p in picture_files(d, arrays=True)]
     return _Rows([p for p, _ in found], [o for _, o in found]), [_name(d) for d in _class_folders(folder)]
 
 
 def _given_parts(folder):
     "{part: its folder}, if `folder` has parts with classes in them"
     found = {part: folder/n for part, names in OTHER_NAMES.items() for n in names if (folder/n).is_dir()}
-    return found if 'train' in found and any(map(_pictures, _class_folders(found['train']))) else {}
+    return found if 'train' in found and any(picture_files(d, arrays=True) for d in _class_folders(found['train'])) else {}
 
 
 def _from_folder(folder):

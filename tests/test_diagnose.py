@@ -3,11 +3,11 @@ import sys
 import matplotlib.pyplot as plt
 import pytest, torch
 from torch import nn
+from harmformer.class_report import polar
 from harmformer.core import analytic_image, create_model, rotate_image
 from harmformer.diagnose import he_report
 from harmformer.evaluate import plot_polar
 from harmformer.orientation import relative_angle
-from harmformer.report import polar
 from harmformer.see import brightest, explore, follows, turned_view, turning_animation, turning_figure
 
 SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=2, heads=2, head_dim=4)

@@ -3,8 +3,8 @@ import shutil
 import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
 from harmformer.calibrate import calibration_error, confused_pairs, fit_temperature, reliability, surest_mistakes
-from harmformer.cli import harmformer_train
-from harmformer.core import create_model
+from harmformer.cli import harmformer_predict, harmformer_train
+from harmformer.core import create_model, save_model
 from harmformer.data import ImageSet, TensorDL, benchmark_dls
 from harmformer.files import DataError
 from harmformer.pixels import read_header, read_scaled, read_stored
@@ -199,7 +199,7 @@ def test_arrays_that_are_no_pictures(tmp_path, bad, why):
     with pytest.raises(DataError, match='a.npy is truncated or no array'): read_header(tmp_path/'a.npy')
 
 
-def test_deep_pictures_keep_their_values_and_each_channel_its_own_statistics(tmp_path):
+def test_deep_pictures_keep_their_values_and_each_channel_its_own_statistics(tmp_path, capsys):
     for c, level in dict(dim=300, bright=3000).items():                        # each scaled to its brightest value, they would be alike
         (tmp_path/'deep'/c).mkdir(parents=True)
         for i in range(10): np.save(tmp_path/'deep'/c/f'{i}.npy', (noise(20, 24, 2, dtype=np.uint16, top=100) + [level, 7]).astype(np.uint16))
@@ -215,6 +215,9 @@ def test_deep_pictures_keep_their_values_and_each_channel_its_own_statistics(tmp
     said = classify_pictures(model.eval(), [tmp_path/'deep'/'dim'/'0.npy'], **dls.reading)
     z = model(dls.test_dl([tmp_path/'deep'/'dim'/'0.npy']).one_batch()[0]).softmax(1)
     assert said.probability[0] == pytest.approx(z.max().item(), abs=1e-6)
+    save_model(model, tmp_path/'w.safetensors', **dls.reading)
+    harmformer_predict(str(tmp_path/'w.safetensors'), [str(tmp_path/'deep'/'dim')])
+    assert len(capsys.readouterr().out.splitlines()) == 10
 
 
 @pytest.mark.parametrize('cache', [False, True])
