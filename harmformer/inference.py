@@ -18,7 +18,7 @@ from .magnitude import CBatchNorm, CReLU, HNormAct
 from .stem import NORMS, HLayerAct, HNetNorm, _mask, upscale
 from .attention import times_i
 from .model import Harmformer
-from .unet import HarmformerUNet, standard_colours
+from .unet import HarmformerUNet
 from .plain_conv import Folded, PlainConv, known, sized
 
 # %% ../nbs/17b_inference.ipynb #e18a0017
@@ -273,6 +273,11 @@ def tokens(x): return x.flatten(0, 1).transpose(0, 1) # (h, w, b, D) → (b, n, 
 
 def sizes(x, dim): return (x.square().sum(dim) + 1e-5).sqrt()
 
+def colours(x, eps=4e-4): # (b, c, h, w)
+    "`standard_colours`; the mean is taken away twice, since some engines round the first one"
+    for _ in range(2): x = x - x.mean((2, 3), keepdim=True)
+    return x * (x.square().mean((2, 3), keepdim=True) + eps).rsqrt()
+
 # %% ../nbs/17b_inference.ipynb #e18a0028
 class InferenceHarmformer(Answers):
     "`Harmformer` in eval mode"
@@ -318,7 +323,7 @@ class InferenceUNet(Answers):
         self.up = nn.ModuleList(map(PlainBlock, model.up))
 
     def logits(self, x, maps): # and the field at the bottom
-        x, skips, m = standard_colours(x).permute(2, 3, 0, 1), [], len(self.orders)
+        x, skips, m = colours(x).permute(2, 3, 0, 1), [], len(self.orders)
         for block in self.down:
             skips.append(block(x))
             x = halve(skips[-1])
