@@ -1,5 +1,6 @@
 """Files that run without the library: the same answers, standard operators only, small, and refused when damaged. Every preset: 18_export, #| slow."""
 import re, subprocess, sys
+from copy import deepcopy
 import numpy as np, onnx, pytest, torch
 from PIL import Image
 from harmformer import cli, onnx_file
@@ -54,8 +55,9 @@ def test_unet_answers_as_in_python(unet):
     (model, file), x = unet, images(unet[0], 64)
     assert rel_error(OnnxModel(file)(x), model(x)) <= 5e-6
     assert OnnxModel(file)(x[:1]).shape == (1, 1, 16, 16)
-    faint = .5 + .02*x                              # as the dark parts of a photograph: the mean must not be rounded
-    assert rel_error(OnnxModel(file)(faint), model(faint)) <= 5e-6
+    faint = .5 + .02*x                              # as dark parts of a photograph: their mean must not be rounded
+    exact = deepcopy(model).double()(faint.double()).float()        # float32 in Python is itself 9e-6 away
+    assert rel_error(OnnxModel(file)(faint), exact) <= 5e-6
 
 
 def test_only_standard_operators(digits, unet):
