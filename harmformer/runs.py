@@ -11,6 +11,7 @@ from fastai.callback.core import Callback, CancelFitException # pyright: ignore
 from fastai.distributed import teardown_distrib
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import rank_distrib
+from fastprogress import progress_bar
 from harmformer.calibrate import fit_temperature, logits_on
 from harmformer.checkpoint import read_state
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
@@ -224,15 +225,17 @@ def _folder_of(name, path, config):
 
 def _judge(models, dls, path, config)->dict:
     "What results.json holds: scores of all models on the test set, accuracy by angle, and the result in a sentence"
-    own, rows = 'same_seconds' in config, []
-    for n, m in models.items():
+    own, rows, by_angle = 'same_seconds' in config, [], {}
+    angles, some = (report.ANGLES[::2], 100) if own else (report.ANGLES, 300)
+    flat = (dls.upright or dls.test).dataset
+    todo:Any = progress_bar(list(models.items()), leave=False)
+    for n, m in todo:
         folder = _folder_of(n, path, config)
         warm = {} if dls.images else {'temperature': _keep_temperature(m, path/folder, dls)}
         rows.append(dict(model=n, params=count_params(m), **final_scores(m, dls), **_spent(path/folder, m), folder=folder, **warm))
-    flat = (dls.upright or dls.test).dataset
-    angles, n = (report.ANGLES[::2], 100) if own else (report.ANGLES, 300)
-    by_angle = {} if dls.images else {name: accuracy_by_angle(m, flat, angles, n=n) for name, m in models.items()}
-    return dict(rows=rows, by_angle=by_angle, says=in_words(rows, dls), **(dict(advice=list(filter(None, [mirror_advice(next(iter(models.values())), dls)]))) if own else {}))
+        if not dls.images: by_angle[n] = accuracy_by_angle(m, flat, angles, n=some)
+    advice = mirror_advice(next(iter(models.values())), dls) if own else ''
+    return dict(rows=rows, by_angle=by_angle, says=in_words(rows, dls), **(dict(advice=[advice] if advice else []) if own else {}))
 
 
 def _spent(folder, model)->dict:
