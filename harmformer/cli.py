@@ -22,6 +22,7 @@ from harmformer.mask_runs import eval_masks, is_mask_run, mask_config, mask_repo
 from harmformer.segment import save_maps
 from harmformer.system import WriteError, check_room, reuse_memory
 
+COMPILE = dict(auto='auto', yes=True, no=False)
 # what the library says about its input, and the machine about itself
 EXPECTED = DataError, ValueError, FloatingPointError, OSError, MemoryError, ImportError
 
@@ -86,12 +87,14 @@ def harmformer_train(
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
+    compile:str='auto',     # training steps by torch.compile: yes, no, or auto, which is where it pays; the same with --resume
     rival:str=None,         # trained along, by default a plain CNN of 31,000 parameters (drive: a U-Net of 41,000); 'none' for none
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
     with sentences():
         _at_least(epochs=(epochs, 1), bs=(bs, 2), small=(small, 0), size=(size, 1), valid=(valid, 1), pixels=(pixels, 4), seed=(seed, 0))
         if lr is not None and not 0 < lr < float('inf'): raise ValueError(f'--lr is more than 0, not {lr}.')
+        if compile not in COMPILE: raise ValueError(f'--compile is auto, yes or no, not {compile}.')
         if is_mask_folder(benchmark):
             settings = mask_config(benchmark, classes, seed, size, valid, pixels, rival, arguments=_arguments(set),
                                    model=model, epochs=epochs, bs=bs, lr=lr)
@@ -99,7 +102,7 @@ def harmformer_train(
         if classes: raise ValueError('--classes is for masks: leave it out, or give a folder with images and masks.')
         config = run_config(benchmark, budget, seed, size, valid, pixels or 32, rival,
                             model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
-        train_run(config, out, name, resume)
+        train_run(config, out, name, resume, COMPILE[compile])
 
 
 @call_parse

@@ -78,14 +78,14 @@ def _share(config, world):
     return first_before_others(lambda: benchmark_dls(config['benchmark'], bs=bs//world, **chosen))
 
 
-def train_run(config:dict, out='runs', name:str=None, resume:bool=False):
+def train_run(config:dict, out='runs', name:str=None, resume:bool=False, compile='auto'):
     "Train the model of `config` and its rival in a folder below `out`, score both on the test set, write the report"
     dls = _share(config, start_processes())
     config = {**config, 'title': dls.title}
     path = from_first(lambda: _open_folder(config, out, name, resume))
     provenance = {k: config[k] for k in ('benchmark', 'title', 'seed')}
     provenance.update(commit=commit(), images=len(dls.train.dataset), **dls.reading)
-    trained = {n: _train_one(dls, folder, settings, config['seed'], resume, provenance)
+    trained = {n: _train_one(dls, folder, settings, config['seed'], resume, provenance, compile)
                for n, (folder, settings) in _todo(path, config).items()}
     teardown_distrib()
     if rank_distrib(): return
@@ -103,16 +103,16 @@ def _todo(path, config):
     return {**todo, rival: (path/rival, {**{k: v for k, v in settings.items() if k in TRAINING and k != 'small'}, 'model': rival})}
 
 
-def _train_one(dls, path, settings, seed, resume, provenance):
+def _train_one(dls, path, settings, seed, resume, provenance, compile='auto'):
     "Train one model into the folder `path`, or finish it, if so in two stages; with its best weights by validation"
     if rank_distrib() == 0: check_room(path)
     s, source = dict(settings), None
     if small := s.pop('small', 0):
-        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, seed, resume, provenance), s['lr']/2
+        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, seed, resume, provenance, compile), s['lr']/2
         provenance = {**provenance, **{k: source.provenance[k] for k in ('images_seen', 'seconds', 'stages')}}
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
-    learn = harmformer_learner(dls, lr=train['lr'], **{k: v for k, v in s.items() if k != 'bs'})
+    learn = harmformer_learner(dls, lr=train['lr'], compile=compile, **{k: v for k, v in s.items() if k != 'bs'})
     if source: adopt_weights(learn.model, source.cpu())
     _announce(learn, s, train['epochs'])
     fit(learn, **train, path=path, seed=seed, resume=resume, provenance=provenance)
