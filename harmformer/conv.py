@@ -94,9 +94,10 @@ def ring_spectra(
 def _spectrum(x, size):
     "(p, b, c, h, w) → (b, c, frequencies) of the zero-padded maps, complex"
     p, b, c, h, w = x.shape
-    z = x.new_zeros(b, c, *size, 2)
-    for j in range(p): z[..., :h, :w, j] = x[j]
-    return torch.fft.fft2(torch.view_as_complex(z)).flatten(2)
+    z = x.new_zeros(b, c, *size, dtype=x.dtype.to_complex())
+    if p == 1: z[..., :h, :w] = x[0]
+    else: torch.complex(*x, out=z[..., :h, :w])
+    return torch.fft.fft2(z).flatten(2)
 
 # %% ../nbs/02_conv.ipynb #6cd82bbf
 def _maps(X, size, shape):
@@ -121,6 +122,9 @@ def _fourier_conv(
     size, C = tuple(fft_size(n, kernel_size) for n in x.shape[-2:]), torch.complex(*C)
     B = ring_spectra(kernel_size, rings, tuple(orders), size, like=C)
     X, b, (i, o) = _spectrum(x, size), x.shape[1], C.shape[1:]
+    if i == 1:                               # one number in: no matrices, and no copies
+        W = C.flatten(1).mT @ B.mT           # (o, f)
+        return _maps(X*W, size, x.shape), *((X, W) if train else (X.new_empty(0), X.new_empty(0)))
     Y, blocks = X.new_empty(b, o, len(B)), _blocks(b, i, o, len(B), x.device)
     n = len(B) if train else blocks[0].stop  # training keeps X and W of all frequencies
     kept_X, kept_W = X.new_empty(n, b, i), X.new_empty(n, i, o)
@@ -142,8 +146,12 @@ def _fourier_conv_grad(
     B = ring_spectra(kernel_size, rings, tuple(orders), size, like=C)
     G, dC, (b, i, o) = (_spectrum(g, size), torch.zeros_like(C).flatten(1),
                         (g.shape[1], *C.shape[1:]))
-    dX = G.new_empty(b, i, len(B) if planes else 0)
-    for s in _blocks(b, i, o, len(B), g.device):
+    if one := i == 1:
+        G = G.conj_physical_()
+        dX = (G*W).sum(1, keepdim=True) if planes else G
+        dC += (G.mul_(X).sum(0) @ B).mT
+    else: dX = G.new_empty(b, i, len(B) if planes else 0)
+    for s in [] if one else _blocks(b, i, o, len(B), g.device):
         G_s = torch.conj_physical(G[..., s].permute(2, 0, 1),
                                   out=G.new_empty(len(B[s]), b, o))  # (f, b, o)
         dC += B[s].mT @ (X[s].mT @ G_s).flatten(1)
@@ -159,7 +167,8 @@ def _fourier_conv_grad(
 def _(x, C, kernel_size, rings, orders, train):
     (h, w), b, (i, o) = x.shape[-2:], x.shape[1], C.shape[-2:]
     n, dtype = fft_size(h, kernel_size)*fft_size(w, kernel_size), x.dtype.to_complex()
-    kept = [x.new_empty(s if train else (0,), dtype=dtype) for s in ((n, b, i), (n, i, o))]
+    X, W = ((b, 1, n), (o, n)) if i == 1 else ((n, b, i), (n, i, o))
+    kept = [x.new_empty(s if train else (0,), dtype=dtype) for s in (X, W)]
     return x.new_empty(2, b, o, h, w), *kept
 
 @_fourier_conv_grad.register_fake
