@@ -22,12 +22,13 @@ from harmformer.stem import HSkip
 from harmformer.tokens import HLinear
 from harmformer.train import fit, harmformer_learner
 from fastai.callback.core import Callback
-from speed_steps import CASES, _status, model_step
+from speed_steps import CASES, clock_of, model_step
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT/'nbs'/'results'
 RINGS = {3: 1, 5: 1, 7: 2}
 OLD = '0ced5c3'  # complex numbers inside, gradients by hand
+
 
 def conv_step(engine, channels, size, kernel, batch):
     "A function that runs one forward and backward pass of a hidden harmonic convolution."
@@ -67,6 +68,9 @@ def race(steps, seconds=4., least=2, turn=1.):
                 best[name] = min(best[name], 1000*(time.perf_counter() - t))
         rounds += 1
     return best
+
+
+def _status(key): return next(int(l.split()[1])/1024 for l in open('/proc/self/status') if l.startswith(key))
 
 
 def _peak(make, args, queue):
@@ -118,10 +122,11 @@ def old_package(folder):
     return folder
 
 
-def sgemm_rate(n=2048):
+def sgemm_rate(threads, n=2048):
     "GFLOP/s of one large product of real matrices: what a step could reach at best."
-    x = torch.randn(n, n)
-    return 2*n**3/1e6/race(dict(gemm=lambda: x @ x), seconds=3)['gemm']
+    x, times, clock = torch.randn(n, n), [], clock_of(threads)
+    for _ in range(10): t = clock(); x @ x; times.append(clock() - t)
+    return 2*n**3/1e9/min(times)
 
 
 def product_flops(name, mode, batch):
@@ -147,7 +152,7 @@ def product_flops(name, mode, batch):
 
 def step_rows(threads, seconds=20., only=('old', 'eager', 'compiled', 'direct')):
     "Every case in every form, which take turns."
-    rows, rate = [], sgemm_rate()
+    rows, rate = [], sgemm_rate(threads)
     with tempfile.TemporaryDirectory() as folder:
         servers = {f: Server(old_package(folder) if f == 'old' else ROOT, 'eager' if f == 'old' else f, threads) for f in only}
         for case in progress_bar(CASES):
@@ -155,7 +160,7 @@ def step_rows(threads, seconds=20., only=('old', 'eager', 'compiled', 'direct'))
             first, best, start = {f: servers[f].ask(case, 1) for f in forms}, dict.fromkeys(forms, float('inf')), time.perf_counter()
             while time.perf_counter() - start < seconds:
                 for f in forms: best[f] = min(best[f], servers[f].ask(case, 1 if f == 'direct' else max(1, 2000//round(min(best[f], 2000)))))
-            peak = {f: servers[f].ask(case, 0) if platform.system() == 'Linux' else float('nan') for f in forms}
+            peak = {f: servers[f].ask(case, 0) for f in forms}
             flops = product_flops(*case)
             rows += [dict(zip(('model', 'mode', 'batch'), case), form=f, ms=round(best[f], 1), ratio=round(best['old']/best[f], 3), peak_mb=round(peak[f], 1),
                           first_s=round(first[f], 1), gflop=round(flops/1e9, 2), bound_ms=round(flops/1e6/rate, 1)) for f in forms]
