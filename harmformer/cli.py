@@ -22,7 +22,7 @@ from harmformer.mask_runs import eval_masks, is_mask_run, mask_config, mask_repo
 from harmformer.segment import save_maps
 from harmformer.system import WriteError, check_room, reuse_memory
 
-COMPILE = dict(auto='auto', yes=True, no=False)
+COMPILE:dict = dict(auto='auto', yes=True, no=False)
 # what the library says about its input, and the machine about itself
 EXPECTED = DataError, ValueError, FloatingPointError, OSError, MemoryError, ImportError
 

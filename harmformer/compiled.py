@@ -3,13 +3,14 @@
 __all__ = ['EARNED_BACK', 'pays', 'check_compile', 'compiled_step', 'stepping']
 
 from contextlib import contextmanager
+from typing import Any
 import torch
 from fastai.torch_core import num_distrib, rank_distrib
 from harmformer.system import in_a_line
 
 # (channels, convs, depth, upscale) of a model for 32 pixels: so many training images on a CPU earn the compilation back (26_speed).
 # The number of images decides, not a clock: a run and its repetition must not differ in how they compute.
-EARNED_BACK = {
+EARNED_BACK:dict[Any, int] = {
     ((8, 16), 2, 3, 1): 37_000,    # harmformer_digits, and harmformer_mnist in small form
     ((8, 16), 3, 4, 1): 17_000,    # harmformer_cifar in small form
     ((8, 16), 2, 3, 2): 11_000,    # harmformer_mnist

@@ -80,7 +80,9 @@ def map_scores()->list:
 class _Learner(Learner):
     "A Learner that can start at a later epoch and batch; its `distrib_ctx` works on CPUs"
     first_epoch = first_batch = 0
-    compile, step, dl = False, None, None # type: Any, Any, Any
+    dl:Any
+    compile:Any = False # 'auto', True or False: see compiled_step
+    step:Any = None     # what it made, while `fit` runs
     def fit(self, n_epoch, *args, **kwargs):
         self.step = compiled_step(self, n_epoch)
         try: super().fit(n_epoch, *args, **kwargs)
