@@ -1,24 +1,33 @@
-"""How fast are the engines of HConv2d, and the model with them? Writes nbs/results/speed_*.csv, which 26_speed.ipynb draws.
+"""How fast are a training step and an evaluation, against the code before the planes (OLD), against the direct engine, and against the bound
+of their matrix products? Writes nbs/results/speed_*.csv, which 26_speed.ipynb draws.
 
-    python benchmarks/speed.py            all of it, about 10 minutes on two cores
-    python benchmarks/speed.py --quick    the ratios and the memory only; writes nothing
+    python benchmarks/speed.py                 all of it, about 20 minutes on two quiet cores
+    python benchmarks/speed.py --only steps    old, eager and compiled steps alone
+    python benchmarks/speed.py --check         steps again: exits with 1 if a stored ratio has fallen by more than a tenth; writes nothing
 
-Engines take turns within one run, and a time is the smallest of several: read ratios, not seconds.
+What is compared takes turns within one run, and a time is the smallest of several: read ratios, not seconds.
 """
-import csv, gc, multiprocessing, platform, subprocess, time
+import csv, gc, io, json, multiprocessing, os, platform, subprocess, sys, tarfile, tempfile, time
 from pathlib import Path
 import torch
 import torch.nn.functional as F
 from fastcore.script import call_parse
 from fastprogress import progress_bar
-from harmformer.conv import HConv2d, ring_basis
+from harmformer.attention import HAttention
+from harmformer.conv import HConv2d, fft_size, ring_basis
 from harmformer.core import create_model
 from harmformer.data import benchmark_dls
-from harmformer.train import fit, harmformer_learner, reuse_memory
+from harmformer.system import reuse_memory
+from harmformer.stem import HSkip
+from harmformer.tokens import HLinear
+from harmformer.train import fit, harmformer_learner
 from fastai.callback.core import Callback
+from speed_steps import CASES, clock_of, model_step
 
-OUT = Path(__file__).resolve().parent.parent/'nbs'/'results'
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT/'nbs'/'results'
 RINGS = {3: 1, 5: 1, 7: 2}
+OLD = '0ced5c3'  # complex numbers inside, gradients by hand
 
 
 def conv_step(engine, channels, size, kernel, batch):
@@ -36,21 +45,9 @@ def conv_step(engine, channels, size, kernel, batch):
     return lambda: torch.autograd.grad(forward(), (x, *layer.parameters()), g)
 
 
-def model_step(engine, batch=32, train=True):
-    "One forward and backward pass of harmformer_mnist, or one evaluation."
-    torch.manual_seed(0)
-    model, x, y = create_model('harmformer_mnist', engine=engine).train(train), torch.rand(batch, 1, 32, 32), torch.arange(batch) % 10
-
-    def step():
-        with torch.set_grad_enabled(train):
-            loss = F.cross_entropy(model(x), y)
-            if train: loss.backward()
-    return step
-
-
 def profile_step(engine):
     "Share of each kind of operation in training steps, largest first."
-    step = model_step(engine)
+    step = model_step(form='direct' if engine == 'direct' else 'eager')
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as p:
         for _ in range(1 if engine == 'direct' else 5): step()
@@ -101,11 +98,86 @@ def cases(quick):
     return res + [('map', 8, s, 15, 4, ('fft', 'direct')) for s in (16, 24, 32, 48, 64, 96, 128, 192, 256)]
 
 
-def model_rows():
-    "Training step and evaluation of the whole model."
-    steps = {(e, 'train', 32): model_step(e) for e in ('fft', 'direct')} | {('fft', 'eval', 100): model_step('fft', 100, False)}
-    return [dict(engine=e, mode=mode, batch=b, ms=round(ms, 1), images_per_s=round(1000*b/ms, 1), peak_mb=round(peak_memory(model_step, e, b, mode == 'train'), 1))
-            for (e, mode, b), ms in race(steps, seconds=100, turn=6.).items()]
+# --- old, eager, compiled and direct: each in a process of its own, for there is one package called harmformer in each ---
+
+class Server:
+    "A process that measures one form."
+    def __init__(self, root, form, threads):
+        call = [sys.executable, '-W', 'ignore', ROOT/'benchmarks'/'speed_steps.py', form, str(threads)]
+        env = {**os.environ, 'PYTHONPATH': str(root)}
+        self.p = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env, cwd=tempfile.gettempdir())
+
+    def ask(self, case, n):
+        print(json.dumps([*case, n]), file=self.p.stdin, flush=True)
+        for line in self.p.stdout:
+            if line.startswith('='): return float(line[1:])
+        raise RuntimeError(f'a process that measured {case} has ended: run speed_steps.py alone')
+
+
+def old_package(folder):
+    "The package at the commit OLD, unpacked into `folder`."
+    tar = subprocess.run(['git', 'archive', OLD, 'harmformer'], cwd=ROOT, capture_output=True)
+    if tar.returncode: raise SystemExit(f'The commit {OLD} is not in this clone: fetch its whole history.')
+    tarfile.open(fileobj=io.BytesIO(tar.stdout)).extractall(folder, filter='data')
+    return folder
+
+
+def sgemm_rate(threads, n=2048):
+    "GFLOP/s of one large product of real matrices: what a step could reach at best."
+    x, times, clock = torch.randn(n, n), [], clock_of(threads)
+    for _ in range(10): t = clock(); x @ x; times.append(clock() - t)
+    return 2*n**3/1e9/min(times)
+
+
+def product_flops(name, mode, batch):
+    "Operations of the matrix products in a step: per frequency, of linear layers, skips and attention. A gradient costs twice its product."
+    total, hooks = [0], []
+    model = create_model(name, **CASES[name, mode, batch]).eval()
+
+    def count(m, args, out):
+        x, grads = args[0], 2
+        if isinstance(m, HConv2d):
+            n = 8*batch*len(m.in_orders)*m.in_channels*len(m.out_orders)*m.out_channels
+            for side in x.shape[-2:]: n *= fft_size(side, m.kernel_size)
+            if len(x) == 1: grads = 1               # images have none
+        elif isinstance(m, HLinear): n = 8*x[0].numel()*m.out_features
+        elif isinstance(m, HSkip): n = 8*x[0].numel()*m.out_channels*(m.weight is not None)
+        else: n = 2*3*batch*x.shape[3]**2*2*len(m.orders)*m.dim   # re and im of the scores, and the values
+        total[0] += n*(1 + grads*(mode == 'train'))
+    for m in model.modules():
+        if isinstance(m, (HConv2d, HLinear, HSkip, HAttention)): hooks.append(m.register_forward_hook(count))
+    with torch.no_grad(): model(torch.rand(batch, model.config['in_channels'], 32, 32))
+    return total[0]
+
+
+def step_rows(threads, seconds=20., only=('old', 'eager', 'compiled', 'direct')):
+    "Every case in every form, which take turns."
+    rows, rate = [], sgemm_rate(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        servers = {f: Server(old_package(folder) if f == 'old' else ROOT, 'eager' if f == 'old' else f, threads) for f in only}
+        for case in progress_bar(CASES):
+            forms = [f for f in servers if f != 'direct' or case == ('harmformer_mnist', 'train', 32)]
+            first, best, start = {f: servers[f].ask(case, 1) for f in forms}, dict.fromkeys(forms, float('inf')), time.perf_counter()
+            while time.perf_counter() - start < seconds:
+                for f in forms: best[f] = min(best[f], servers[f].ask(case, 1 if f == 'direct' else max(1, 2000//round(min(best[f], 2000)))))
+            peak = {f: servers[f].ask(case, 0) for f in forms}
+            flops = product_flops(*case)
+            rows += [dict(zip(('model', 'mode', 'batch'), case), form=f, ms=round(best[f], 1), ratio=round(best['old']/best[f], 3), peak_mb=round(peak[f], 1),
+                          first_s=round(first[f], 1), gflop=round(flops/1e9, 2), bound_ms=round(flops/1e6/rate, 1)) for f in forms]
+        for s in servers.values(): s.p.stdin.close()
+    return rows
+
+
+def compare(threads, tolerance=.1):
+    "Measure again, and say which stored ratios of old to new have fallen"
+    key, fallen = ('model', 'mode', 'batch', 'form'), []
+    stored = {tuple(r[k] for k in key): float(r['ratio']) for r in csv.DictReader((OUT/'speed_steps.csv').open())}
+    for r in step_rows(threads, only=('old', 'eager', 'compiled')):
+        was = stored[k := tuple(str(r[o]) for o in key)]
+        low = r['ratio'] < was*(1 - tolerance)
+        print(*k, f"old/new {r['ratio']:.2f}, stored {was:.2f}", 'FALLEN' if low else '', flush=True)
+        if low: fallen.append(k)
+    return fallen
 
 
 class TrainTime(Callback):
@@ -150,17 +222,19 @@ def write(name, rows, **meta):
 
 @call_parse
 def main(
-    quick:bool=False, # only the ratios and the memory
-    only:str=None,    # one of model, conv, profile, pipeline
+    quick:bool=False, # convolutions: only the ratios and the memory; writes nothing
+    only:str=None,    # one of steps, conv, profile, pipeline
+    check:bool=False, # compare steps with the stored ratios
     threads:int=2,    # CPU threads
 ):
-    "Time the engines of HConv2d against each other"
+    "Time steps of models and the engines of HConv2d against each other"
     torch.set_num_threads(threads)
     reuse_memory()  # as in training
+    if check: raise SystemExit(1 if compare(threads) else 0)
     git = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=OUT.parent, capture_output=True, text=True).stdout.strip()
     meta = dict(threads=threads, torch=torch.__version__, machine=platform.machine(), commit=git, date=time.strftime('%Y-%m-%d'))
     profile = lambda: [dict(zip(('engine', 'operation', 'share'), r)) for e in ('direct', 'fft') for r in profile_step(e)]
-    for name, rows in dict(model=model_rows, conv=lambda: conv_rows(quick), profile=profile, pipeline=pipeline_rows).items():
+    for name, rows in dict(steps=lambda: step_rows(threads), conv=lambda: conv_rows(quick), profile=profile, pipeline=pipeline_rows).items():
         if only not in (None, name): continue
         rows = rows()
         for r in rows: print(*(f'{k}={v}' for k, v in r.items()), flush=True)

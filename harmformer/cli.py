@@ -16,6 +16,7 @@ from harmformer.files import DataError, picture_files
 from harmformer.onnx_file import OnnxModel
 from harmformer.system import Stopped, WriteError, reuse_memory
 
+COMPILE:dict = dict(auto='auto', yes=True, no=False)
 # what the library says about its input, and the machine about itself
 EXPECTED = DataError, ValueError, FloatingPointError, OSError, MemoryError, ImportError
 
@@ -83,6 +84,7 @@ def harmformer_train(
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
     name:str=None,          # folder of this run below it, by default from benchmark, model and seed
+    compile:str='auto',     # training steps by torch.compile: yes, no, or auto, which is where it pays; the same with --resume
     rival:str=None,         # trained along: some of cnn, cnn+rot, resnet18+rot, vit+rot; 'none'; by default cnn, for your pictures cnn+rot
 ):
     "Train a model on a benchmark and write runs/NAME/report.html"
@@ -94,6 +96,7 @@ def harmformer_train(
                   patience=(patience, 1))
         if minutes is not None and not 0 < minutes < float('inf'): raise ValueError(f'--minutes is more than 0, not {minutes}.')
         if lr is not None and not 0 < lr < float('inf'): raise ValueError(f'--lr is more than 0, not {lr}.')
+        if compile not in COMPILE: raise ValueError(f'--compile is auto, yes or no, not {compile}.')
         if is_mask_folder(benchmark):
             if patience: raise ValueError('--patience is for classes: leave it out.')
             settings = mask_config(benchmark, classes, seed, size, valid, pixels, rival, minutes, arguments=_arguments(set),
@@ -103,7 +106,7 @@ def harmformer_train(
         seen = look(benchmark, pixels, model)
         config = run_config(benchmark, budget, seed, size, valid, pixels, rival, minutes, patience, seen,
                             model=model, epochs=epochs, bs=bs, lr=lr, small=small, **_arguments(set))
-        train_run(config, out, name, resume, seen, cache)
+        train_run(config, out, name, resume, seen, cache, COMPILE[compile])
 
 
 @call_parse

@@ -94,9 +94,10 @@ def ring_spectra(
 def _spectrum(x, size):
     "(p, b, c, h, w) → (b, c, frequencies) of the zero-padded maps, complex"
     p, b, c, h, w = x.shape
-    z = x.new_zeros(b, c, *size, 2)
-    for j in range(p): z[..., :h, :w, j] = x[j]
-    return torch.fft.fft2(torch.view_as_complex(z)).flatten(2)
+    z = x.new_zeros(b, c, *size, dtype=x.dtype.to_complex())
+    if p == 1: z[..., :h, :w] = x[0]
+    else: torch.complex(*x, out=z[..., :h, :w])
+    return torch.fft.fft2(z).flatten(2)
 
 # %% ../nbs/02_conv.ipynb #6cd82bbf
 def _maps(X, size, shape):
@@ -116,25 +117,27 @@ def _fourier_conv(
     x:torch.Tensor, # (p, b, i, h, w)
     C:torch.Tensor, # (2, k, i, o)
     kernel_size:int, rings:int, orders:list[int], train:bool,
-)->tuple[torch.Tensor, torch.Tensor, torch.Tensor]: # (2, b, o, h, w), and X and W if `train`
+)->tuple[torch.Tensor, torch.Tensor]: # (2, b, o, h, w), and X if `train`
     "Y = X W with W = B C at every frequency"
     size, C = tuple(fft_size(n, kernel_size) for n in x.shape[-2:]), torch.complex(*C)
     B = ring_spectra(kernel_size, rings, tuple(orders), size, like=C)
     X, b, (i, o) = _spectrum(x, size), x.shape[1], C.shape[1:]
+    if i == 1:                               # one number in: no matrices, and no copies
+        Y = X * (C.flatten(1).mT @ B.mT)     # (b, o, f)
+        return _maps(Y, size, x.shape), X if train else X.new_empty(0)
     Y, blocks = X.new_empty(b, o, len(B)), _blocks(b, i, o, len(B), x.device)
-    n = len(B) if train else blocks[0].stop  # training keeps X and W of all frequencies
-    kept_X, kept_W = X.new_empty(n, b, i), X.new_empty(n, i, o)
+    kept = X.new_empty(len(B) if train else blocks[0].stop, b, i) # training keeps all of X
     for s in blocks:
-        k = s if train else slice(len(B[s]))
-        torch.mm(B[s], C.flatten(1), out=kept_W[k].flatten(1))
-        Y[..., s] = (kept_X[k].copy_(X[..., s].permute(2, 0, 1)) @ kept_W[k]).permute(1, 2, 0)
-    if not train: kept_X, kept_W = X.new_empty(0), X.new_empty(0)
-    return _maps(Y, size, x.shape), kept_X, kept_W
+        X_s = kept[s if train else slice(len(B[s]))].copy_(X[..., s].permute(2, 0, 1))
+        Y[..., s] = (X_s @ (B[s] @ C.flatten(1)).view(-1, i, o)).permute(1, 2, 0)
+    if not train: kept = X.new_empty(0)
+    del X                                    # room for the maps
+    return _maps(Y, size, x.shape), kept
 
 # %% ../nbs/02_conv.ipynb #c0de0203
 @torch.library.custom_op('harmformer::fourier_conv_grad', mutates_args=())
 def _fourier_conv_grad(
-    g:torch.Tensor, X:torch.Tensor, W:torch.Tensor, C:torch.Tensor,
+    g:torch.Tensor, X:torch.Tensor, C:torch.Tensor,
     kernel_size:int, rings:int, orders:list[int], planes:int,
 )->tuple[torch.Tensor, torch.Tensor]:
     "The gradients for x (planes, b, i, h, w), if planes > 0, and for C"
@@ -143,11 +146,16 @@ def _fourier_conv_grad(
     G, dC, (b, i, o) = (_spectrum(g, size), torch.zeros_like(C).flatten(1),
                         (g.shape[1], *C.shape[1:]))
     dX = G.new_empty(b, i, len(B) if planes else 0)
-    for s in _blocks(b, i, o, len(B), g.device):
+    if i == 1:
+        G = G.conj_physical_()
+        if planes: torch.sum(G * (C.flatten(1).mT @ B.mT), 1, keepdim=True, out=dX)
+        dC = (G.mul_(X).sum(0) @ B).mT.contiguous()
+    for s in _blocks(b, i, o, len(B), g.device) if i > 1 else []:
         G_s = torch.conj_physical(G[..., s].permute(2, 0, 1),
                                   out=G.new_empty(len(B[s]), b, o))  # (f, b, o)
         dC += B[s].mT @ (X[s].mT @ G_s).flatten(1)
-        if planes: dX[..., s] = (G_s @ W[s].mT).permute(1, 2, 0)
+        if planes: dX[..., s] = (G_s @ (B[s] @ C.flatten(1)).view(-1, i, o).mT).permute(1, 2, 0)
+    del G
     dC, dx = dC.view_as(C)/len(B), g.new_empty(0, b, i, *g.shape[-2:])
     if planes:
         z = torch.fft.fft2(dX.unflatten(2, size), norm='forward')[..., :g.shape[-2], :g.shape[-1]]
@@ -159,19 +167,19 @@ def _fourier_conv_grad(
 def _(x, C, kernel_size, rings, orders, train):
     (h, w), b, (i, o) = x.shape[-2:], x.shape[1], C.shape[-2:]
     n, dtype = fft_size(h, kernel_size)*fft_size(w, kernel_size), x.dtype.to_complex()
-    kept = [x.new_empty(s if train else (0,), dtype=dtype) for s in ((n, b, i), (n, i, o))]
-    return x.new_empty(2, b, o, h, w), *kept
+    kept = (0,) if not train else (b, 1, n) if i == 1 else (n, b, i)
+    return x.new_empty(2, b, o, h, w), x.new_empty(kept, dtype=dtype)
 
 @_fourier_conv_grad.register_fake
-def _(g, X, W, C, kernel_size, rings, orders, planes):
+def _(g, X, C, kernel_size, rings, orders, planes):
     return g.new_empty(planes, g.shape[1], C.shape[2], *g.shape[-2:]), torch.empty_like(C)
 
 # %% ../nbs/02_conv.ipynb #c0de0205
 def _keep(ctx, inputs, output):
     x, C, *rest = inputs
-    ctx.save_for_backward(*output[1:], C)
+    ctx.save_for_backward(output[1], C)
     ctx.rest, ctx.planes = rest[:3], len(x)
-    ctx.set_materialize_grads(False) # no zeros for X and W
+    ctx.set_materialize_grads(False) # no zeros for X
 
 def _gradients(ctx, g, *_):
     if g is None: return (None,)*6

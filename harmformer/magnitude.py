@@ -36,7 +36,7 @@ def crelu(
 )->torch.Tensor:    # as z
     "ℂ-ReLU_b (Def. A.1), or ℂ-ReLU_{a,b} (Def. A.2) if `a` is given"
     X = magnitude(z, eps)
-    return z * ((a*X + b).relu() / X)
+    return z * (a + b/X).relu() # z/X · relu(aX + b), since X > 0
 
 # %% ../nbs/03_magnitude.ipynb #89321c90
 def along(
@@ -136,8 +136,8 @@ class _MagnitudeNorm(HModule):
         mean, var = [o if self.stats == 'shared' else spread_orders(o, self.orders)
                      for o in self.statistics(X)]
         A = self.a * (var + self.eps).rsqrt()
-        y = self.act(X*along(A, z) + along(self.b - mean*A, z))                # a·X̂ + b, cut off
-        return z * (y/X)
+        B = self.b - mean*A                                # a·X̂ + b = A·X + B, cut off
+        return z * self.act(along(A, z) + along(B, z)/X)   # z·(y/X): X > 0, so divide inside
 
     def statistics(self, X): # (b, m, c, h, w) → mean and variance, each (own orders, c) or (1, c)
         if not self.training: return self.running_mean, self.running_var

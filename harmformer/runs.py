@@ -119,6 +119,7 @@ def train_run(
     out='runs', name:str=None, resume:bool=False,
     seen=None,         # of `look`, for one's own pictures
     cache:bool=False,  # keep their pixels in a temporary file if they do not fit into memory
+    compile='auto',    # training steps: see harmformer_learner
 ):
     "Train the model of `config` and its rivals in a folder below `out`, score all on the test set, write the report"
     if resume and config.get('minutes'): config = _as_before(config, out)
@@ -130,9 +131,9 @@ def train_run(
     provenance.update(commit=commit(), images=len(dls.train.dataset), **dls.reading)
     trained = {}
     for n, (folder, settings) in _todo(path, config).items():
-        trained[n] = _train_one(dls, folder, settings, config, resume, provenance, n.endswith('+rot'))
+        trained[n] = _train_one(dls, folder, settings, config, resume, provenance, n.endswith('+rot'), compile)
         if config.get('same_seconds') and folder != path:
-            trained.update(_as_long(n, path, folder, settings, dls, config, resume, provenance))
+            trained.update(_as_long(n, path, folder, settings, dls, config, resume, provenance, compile))
     teardown_distrib()
     if rank_distrib(): return
     results = {**_judge(trained, dls, path, config), **({} if seen is None else {'seen': str(seen)})}
@@ -161,13 +162,13 @@ def _todo(path, config):
 def _seconds(folder): return (read_state(folder) or ({'seconds': 0.},))[0]['seconds']
 
 
-def _as_long(name, path, folder, settings, dls, config, resume, provenance):
+def _as_long(name, path, folder, settings, dls, config, resume, provenance, compile):
     "The rival once more, for as many epochs as fit into the seconds of the model; nothing, if these are as many as before"
     epochs = from_first(lambda: round(settings['epochs']*_seconds(path)/max(.1, _seconds(folder))))
     epochs = min(500, max(1, epochs))
     if epochs == settings['epochs']: return {}
     longer = {**settings, 'epochs': epochs}
-    return {f'{name}, as long': _train_one(dls, path/f'{name}-as-long', longer, config, resume, provenance, name.endswith('+rot'))}
+    return {f'{name}, as long': _train_one(dls, path/f'{name}-as-long', longer, config, resume, provenance, name.endswith('+rot'), compile)}
 
 
 class _Patience(Callback):
@@ -181,17 +182,17 @@ class _Patience(Callback):
         if len(losses) - 1 - min(range(len(losses)), key=losses.__getitem__, default=-1) >= self.epochs: raise CancelFitException
 
 
-def _train_one(dls, path, settings, config, resume, provenance, turn=False):
+def _train_one(dls, path, settings, config, resume, provenance, turn=False, compile='auto'):
     "Train one model into the folder `path`, or finish it, if so in two stages; with its best weights by validation"
     if rank_distrib() == 0: check_room(path)
     s, source, seed = dict(settings), None, config['seed']
     if small := s.pop('small', 0):
-        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, config, resume, provenance), s['lr']/2
+        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, config, resume, provenance, compile=compile), s['lr']/2
         provenance = {**provenance, **{k: source.provenance[k] for k in ('images_seen', 'seconds', 'stages')}}
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}
     patience = [_Patience(config['patience'])] if config.get('patience') else None
-    learn:Any = harmformer_learner(dls, lr=train['lr'], cbs=patience, **{k: v for k, v in s.items() if k != 'bs'})
+    learn:Any = harmformer_learner(dls, lr=train['lr'], cbs=patience, compile=compile, **{k: v for k, v in s.items() if k != 'bs'})
     if config.get('class_weights'):
         weight = torch.tensor(config['class_weights']).to(dls.device)
         learn.loss_func = CrossEntropyLossFlat(weight=weight, label_smoothing=s['label_smoothing'])

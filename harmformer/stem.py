@@ -47,9 +47,9 @@ def avg_pool(z:torch.Tensor)->torch.Tensor: # (..., h, w), real or complex → (
     if z.shape[-2] % 2 or z.shape[-1] % 2:
         raise ValueError(
             f'only even sizes can be halved, got {z.shape[-2]}×{z.shape[-1]} pixels')
-    if z.is_complex(): return to_complex(avg_pool(to_planes(z)))
-    return (F.avg_pool2d(z.flatten(0, -4), 2).unflatten(0, z.shape[:-3]) if z.ndim > 4
-            else F.avg_pool2d(z, 2))
+    top, bottom = z.unflatten(-2, (-1, 2)).unbind(-2)
+    left, right = (top + bottom).unflatten(-1, (-1, 2)).unbind(-1)
+    return (left + right)/4
 
 # %% ../nbs/04_stem.ipynb #d425e450
 def upscale(x:torch.Tensor, factor:int=2)->torch.Tensor: # (..., h, w) → (..., factor·h, factor·w)

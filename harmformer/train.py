@@ -15,6 +15,7 @@ from typing import Any
 from .docs import document
 from .core import classifier, create_model
 from .checkpoint import Checkpoint, read_state
+from .compiled import check_compile, compiled_step, stepping
 from .system import evaluating, from_first, reuse_memory
 from .segment import score_images
 from fastai.callback.core import CancelEpochException # pyright: ignore
@@ -80,6 +81,16 @@ class _Learner(Learner):
     "A Learner that can start at a later epoch and batch; its `distrib_ctx` works on CPUs"
     first_epoch = first_batch = 0
     dl:Any
+    compile:Any = False # 'auto', True or False: see compiled_step
+    step:Any = None     # what it made, while `fit` runs
+    def fit(self, n_epoch, *args, **kwargs):
+        self.step = compiled_step(self, n_epoch)
+        try: super().fit(n_epoch, *args, **kwargs)
+        finally: self.step = None
+
+    def _do_epoch_train(self):
+        with stepping(self.model, self.step): super()._do_epoch_train()
+
     def _do_fit(self): # fastai's `start_epoch` would log the epochs that it skips
         for self.epoch in range(self.first_epoch, self.n_epoch):
             self._with_events(self._do_epoch, 'epoch', CancelEpochException)
@@ -111,9 +122,11 @@ def harmformer_learner(
     lr:float=3e-3, wd:float=.01, label_smoothing:float=.1,
     metrics=None,               # by default accuracy, upright and turned
     cbs=None,                   # more callbacks
+    compile='auto',             # training steps by torch.compile: True, False, or where it pays
     **overrides,                # arguments of the model, and `pretrained`
 )->Learner:                     # for fit
     "A fastai Learner with AdamW, for the classes and images of `dls`"
+    compile = check_compile(compile)
     if str(dls.device).startswith('cpu'): reuse_memory()
     if getattr(dls, 'images', None) is not None:                    # segmentation
         classes, usual, loss = dict(out_channels=1), map_scores(), BCEWithLogitsLossFlat()
@@ -125,8 +138,10 @@ def harmformer_learner(
         images = dict(in_channels=dls.n_in, img_size=dls.img_size[0])
         model = create_model(model, **classes, **images, **overrides)
     opt:Any = partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True))
-    return _Learner(dls, model, loss, opt, lr=lr, splitter=body_and_head, wd=wd,
-                    metrics=usual if metrics is None else metrics, cbs=cbs)
+    learn = _Learner(dls, model, loss, opt, lr=lr, splitter=body_and_head, wd=wd,
+                     metrics=usual if metrics is None else metrics, cbs=cbs)
+    learn.compile = compile
+    return learn
 
 # %% ../nbs/13_train.ipynb #8b6785f8
 PAPER = {

@@ -117,8 +117,9 @@ def test_func_transforms():
     assert torch.func.hessian(lambda t: one(t*x[0])[0])(torch.tensor(1.)).isfinite()
 
 
-def test_operator_is_well_behaved():
-    layer, x = HConv2d(1, 2, 9), torch.randn(2, 2, 3, 8, 8, requires_grad=True)
+@pytest.mark.parametrize('orders', [(-1, 0, 1), (0,)], ids=['hidden', 'lifting'])
+def test_operator_is_well_behaved(orders):
+    layer, x = HConv2d(1, 2, 9, in_orders=orders), torch.randn(2 if len(orders) > 1 else 1, 2, len(orders), 8, 8, requires_grad=True)
     C = layer.coefficients().detach().requires_grad_()
     torch.library.opcheck(_fourier_conv, (x, C, 9, 3, list(layer.orders), True))
 
