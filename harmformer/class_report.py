@@ -32,7 +32,8 @@ def error_table(rows, n:int)->str: # HTML
     "Parameters, cost and errors on `n` test images of every model"
     def one(r):
         images = f"{r['images_seen']:,}" if 'images_seen' in r else ''
-        return {'model': called(r['model']), 'parameters': f"{r['params']:,}", 'images seen': images, 'seconds': f"{r['seconds']:,.0f}", 'error, upright': _percent(r['at_0'], n), 'rotated': _percent(r['turned'], n),
+        return {'model': called(r['model']), 'parameters': f"{r['params']:,}", 'images seen': images,
+                'seconds': f"{r['seconds']:,.0f}", 'error, upright': _percent(r['at_0'], n), 'rotated': _percent(r['turned'], n),
                 'at 45°': f"{100*(1 - r['at_45']):.1f} %"}
     notes = 'In brackets: the 95 % interval (Wilson). Rotated: each image by its own angle.'
     if any(r['model'].endswith(', as long') for r in rows):

@@ -187,7 +187,8 @@ def _train_one(dls, path, settings, config, resume, provenance, turn=False, comp
     if rank_distrib() == 0: check_room(path)
     s, source, seed = dict(settings), None, config['seed']
     if small := s.pop('small', 0):
-        source, s['lr'] = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, config, resume, provenance, compile=compile), s['lr']/2
+        source = _train_one(dls, path/'small', {**s, **SMALL, 'epochs': small}, config, resume, provenance, compile=compile)
+        s['lr'] /= 2
         provenance = {**provenance, **{k: source.provenance[k] for k in ('images_seen', 'seconds', 'stages')}}
     torch.manual_seed(seed)
     train = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}

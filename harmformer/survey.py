@@ -114,7 +114,7 @@ def _set_aside(index, y, groups, share, source, names):
     "Indices that stay and indices that go, about this share of the pictures, by whole groups"
     there = sorted({groups[i] for i in index.tolist()})
     if len(there) < 2:
-        raise DataError(f'{source} has too few groups, the last is {there[0]}: at least three are needed, to train, to validate and to test.')
+        raise DataError(f'{source} has too few groups, the last is {there[0]}: at least three are needed to train, validate and test.')
     folds = StratifiedGroupKFold(min(round(1/share), len(there)), shuffle=True, random_state=0)
     labels, ids = y[index].numpy(), np.array([there.index(groups[i]) for i in index.tolist()])
     with warnings.catch_warnings():
@@ -270,7 +270,7 @@ def _channels(files, headers, as_stored):
     usual = Counter(h.channels for h in headers).most_common(1)[0][0]
     for p, h in zip(files, headers):
         if h.channels != usual:
-            raise DataError(f'{p} has {h.channels} channel{"s"*(h.channels > 1)}, others have {usual}: give all pictures the same channels, '
+            raise DataError(f'{p} has {h.channels} channel{"s"*(h.channels > 1)}, others have {usual}: give all the same channels, '
                             'or take it out.')
     return usual
 
