@@ -2,6 +2,7 @@
 import pytest, torch
 from fastai.callback.core import Callback
 from harmformer import compiled
+from harmformer.cli import harmformer_train
 from harmformer.compiled import EARNED_BACK, pays
 from harmformer.core import create_model
 from harmformer.data import benchmark_dls
@@ -106,3 +107,4 @@ def test_auto_compiles_what_was_measured_and_is_long_enough(dls, tmp_path, capsy
 
 def test_says_what_compile_may_be(dls):
     with pytest.raises(ValueError, match="'auto', True or False"): harmformer_learner(dls, 'cnn', compile='yes')
+    with pytest.raises(SystemExit, match='--compile is auto, yes or no'): harmformer_train(compile='maybe')
