@@ -171,7 +171,9 @@ def step_rows(threads, seconds=20., only=('old', 'eager', 'compiled', 'direct'))
 def compare(threads, tolerance=.1):
     "Measure again, and say which stored ratios of old to new have fallen"
     key, fallen = ('model', 'mode', 'batch', 'form'), []
-    stored = {tuple(r[k] for k in key): float(r['ratio']) for r in csv.DictReader((OUT/'speed_steps.csv').open())}
+    rows = list(csv.DictReader((OUT/'speed_steps.csv').open()))
+    if (n := rows[0]['threads']) != str(threads): raise SystemExit(f'The stored ratios are those of {n} threads: give --threads {n}.')
+    stored = {tuple(r[k] for k in key): float(r['ratio']) for r in rows}
     for r in step_rows(threads, only=('old', 'eager', 'compiled')):
         was = stored[k := tuple(str(r[o]) for o in key)]
         low = r['ratio'] < was*(1 - tolerance)
