@@ -69,6 +69,7 @@ class ImageSet:
     "Images (n, c, h, w) and labels (n,), given out as batches of (x - mean)/std"
     layout = 9, 1.25                                # of pictures: columns, and height to width
     augment = ()                                    # 'rot', 'flip': anew in every epoch
+    as_stored = 0                                   # channels, if values are taken as they are stored
     def __init__(self, x, y, vocab, mean=(0,), std=(255,), angles=None):
         self.x, self.y, self.angles, self.vocab = x, y, angles, CategoryMap(vocab, sort=False)
         self.mean, self.std = [torch.tensor(o, dtype=torch.float32).view(-1, 1, 1)
@@ -77,7 +78,9 @@ class ImageSet:
     def __getitem__(self, i): return tuple(o[0] for o in self.batch([i]))
     def new(self, x, y, angles=None):
         mean, std = [o.flatten().tolist() for o in (self.mean, self.std)]
-        return type(self)(x, y, list(self.vocab), mean, std, angles)
+        other = type(self)(x, y, list(self.vocab), mean, std, angles)
+        other.as_stored = self.as_stored
+        return other
     def new_empty(self): return self.new(self.x[:0], self.y[:0])
     def subset(self, i):
         return self.new(self.x[i], self.y[i], None if self.angles is None else self.angles[i])
@@ -307,6 +310,7 @@ def _describe(dls, name, title, images=None, test_images=None, as_stored=0, **kw
     if not y.ndim:
         colours = {k: getattr(data, k).flatten().tolist() for k in ('mean', 'std')}
         stored = dict(as_stored=as_stored) if as_stored else {}
+        data.as_stored = as_stored
         dls.c, dls.reading, kind = len(vocab), dict(vocab=list(vocab), **colours, **stored), 'images'
     parts = zip(dls.loaders, ('to train', 'to validate', 'turned', 'to test'))
     sizes = ', '.join(f'{len(d.dataset):,} {part}' for d, part in parts)
@@ -385,8 +389,8 @@ def test_dl(self:BenchmarkDLs, items, bs:int=None, **kwargs)->TensorDL:
     d = self.train.dataset
     if not isinstance(d, ImageSet):
         raise TypeError('a segmentation takes whole pictures: see `segment`')
-    (c, h, w), stored = d.x.shape[1:], self.reading.get('as_stored', 0)
-    x = torch.cat([_as_pixels(o, c, h, w, stored) for o in items])
+    c, h, w = d.x.shape[1:]
+    x = torch.cat([_as_pixels(o, c, h, w, d.as_stored) for o in items])
     new = d.new(x, torch.zeros(len(x), dtype=torch.long))
     return TensorDL(new, bs=bs or self.valid.bs, device=self.device)
 

@@ -87,10 +87,9 @@ def test_the_trial_leaves_no_trace(dls, tmp_path, quick, monkeypatch, capsys):
     assert said == ['Training steps are not compiled: the compiler is broken.']*2
 
 
-def test_without_a_compiler(dls, tmp_path, monkeypatch, capsys):
+def test_without_a_compiler(dls, tmp_path, capsys):
     from torch._inductor import config
-    monkeypatch.setattr(config.cpp, 'cxx', ('no-such-compiler',))
-    learn, _ = run(dls, tmp_path/'a')
+    with config.patch({'cpp.cxx': ('no-such-compiler',)}): learn, _ = run(dls, tmp_path/'a')
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 1 and said[0].startswith('Training steps are not compiled: no C++ compiler was found')
     assert learn.forwards.own[True] == {True}

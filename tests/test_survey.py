@@ -207,6 +207,7 @@ def test_deep_pictures_keep_their_values_and_each_channel_its_own_statistics(tmp
     x = torch.cat([dls.train.dataset.batch(range(14))[0]])
     assert dls.n_in == 2 and x.mean((0, 2, 3)).abs().max() < .01 and (x.std((0, 2, 3)) - 1).abs().max() < .01
     assert dls.reading['as_stored'] == 2 and dls.train.dataset.x.max() > 2900
+    assert dls.new_empty().train.dataset.as_stored == 2        # also in an exported Learner
     means = [x[dls.train.dataset.y == k, 0].mean() for k in (0, 1)]
     assert abs(means[0] - means[1]) > 1.5 and dls.turned.dataset.x.is_floating_point()
     torch.manual_seed(0)
