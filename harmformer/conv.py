@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'ring_planes', 'real_blocks', 'direct_conv', 'fft_size',
-           'ring_spectra', 'fourier_conv', 'frequencies', 'waves', 'to_spectrum', 'to_maps', 'half_spectra',
-           'odd_streams', 'dft_conv', 'pick_engine', 'filter_places', 'HConv2d', 'check_conv_input']
+           'ring_spectra', 'real_rings', 'ring_parts', 'real_spectra', 'few_rings', 'image_conv', 'fourier_conv',
+           'frequencies', 'waves', 'to_spectrum', 'to_maps', 'half_spectra', 'odd_streams', 'dft_conv', 'pick_engine',
+           'filter_places', 'HConv2d', 'check_conv_input']
 
 # %% ../nbs/02_conv.ipynb #4db43dab
 import math, torch
@@ -107,8 +108,8 @@ def _maps(X, size, shape):
 
 # %% ../nbs/02_conv.ipynb #8fb621a8
 def _blocks(b, i, o, count, device):
-    "Slices of frequencies, about 2 MB of matrices, all samples and channels; on a GPU all at once"
-    n = count if device.type == 'cuda' else max(1, 2**18 // (b*(i+o) + i*o))
+    "Slices of frequencies, about 8 MB of matrices, all samples and channels; on a GPU all at once"
+    n = count if device.type == 'cuda' else max(1, 2**20 // (b*(i+o) + i*o))
     return [slice(s, s+n) for s in range(0, count, n)]
 
 # %% ../nbs/02_conv.ipynb #3756d579
@@ -122,9 +123,6 @@ def _fourier_conv(
     size, C = tuple(fft_size(n, kernel_size) for n in x.shape[-2:]), torch.complex(*C)
     B = ring_spectra(kernel_size, rings, tuple(orders), size, like=C)
     X, b, (i, o) = _spectrum(x, size), x.shape[1], C.shape[1:]
-    if i == 1:                               # one number in: no matrices, and no copies
-        Y = X * (C.flatten(1).mT @ B.mT)     # (b, o, f)
-        return _maps(Y, size, x.shape), X if train else X.new_empty(0)
     Y, blocks = X.new_empty(b, o, len(B)), _blocks(b, i, o, len(B), x.device)
     kept = X.new_empty(len(B) if train else blocks[0].stop, b, i) # training keeps all of X
     for s in blocks:
@@ -146,11 +144,7 @@ def _fourier_conv_grad(
     G, dC, (b, i, o) = (_spectrum(g, size), torch.zeros_like(C).flatten(1),
                         (g.shape[1], *C.shape[1:]))
     dX = G.new_empty(b, i, len(B) if planes else 0)
-    if i == 1:
-        G = G.conj_physical_()
-        if planes: torch.sum(G * (C.flatten(1).mT @ B.mT), 1, keepdim=True, out=dX)
-        dC = (G.mul_(X).sum(0) @ B).mT.contiguous()
-    for s in _blocks(b, i, o, len(B), g.device) if i > 1 else []:
+    for s in _blocks(b, i, o, len(B), g.device):
         G_s = torch.conj_physical(G[..., s].permute(2, 0, 1),
                                   out=G.new_empty(len(B[s]), b, o))  # (f, b, o)
         dC += B[s].mT @ (X[s].mT @ G_s).flatten(1)
@@ -167,8 +161,7 @@ def _fourier_conv_grad(
 def _(x, C, kernel_size, rings, orders, train):
     (h, w), b, (i, o) = x.shape[-2:], x.shape[1], C.shape[-2:]
     n, dtype = fft_size(h, kernel_size)*fft_size(w, kernel_size), x.dtype.to_complex()
-    kept = (0,) if not train else (b, 1, n) if i == 1 else (n, b, i)
-    return x.new_empty(2, b, o, h, w), x.new_empty(kept, dtype=dtype)
+    return x.new_empty(2, b, o, h, w), x.new_empty((n, b, i) if train else (0,), dtype=dtype)
 
 @_fourier_conv_grad.register_fake
 def _(g, X, C, kernel_size, rings, orders, planes):
@@ -194,11 +187,95 @@ def _no_second(ctx, *_):
 _fourier_conv.register_autograd(_gradients, setup_context=_keep)
 _fourier_conv_grad.register_autograd(_no_second)
 
+# %% ../nbs/02_conv.ipynb #im02b
+@derived
+def real_rings(kernel_size:int, rings:int, orders:tuple)->torch.Tensor: # (j, k, k)
+    "The different real filters among real and imaginary parts of all rings"
+    own = sorted({abs(m) for m in orders})
+    B = ring_basis(kernel_size, rings, tuple(own))
+    return torch.cat([B.real, B.imag[rings*(own[0] == 0):]])          # the rings of order 0 are real
+
+# %% ../nbs/02_conv.ipynb #im02c
+@derived
+def ring_parts(rings:int, orders:tuple)->torch.Tensor: # (2, len(orders)·rings, j)
+    "How `ring_planes` are made of `real_rings`: 1 and, for imaginary parts of negative orders, −1"
+    own = sorted({abs(m) for m in orders})
+    re = torch.tensor([[float(abs(m) == o) for o in own] for m in orders], dtype=torch.float64)
+    im = re * torch.tensor(orders, dtype=torch.float64).sign()[:, None]
+    parts = torch.stack([torch.cat([re, 0*re], 1), torch.cat([0*re, im], 1)])
+    if own[0] == 0: parts = parts[..., [j for j in range(2*len(own)) if j != len(own)]]
+    return torch.kron(parts, torch.eye(rings, dtype=torch.float64))
+
+# %% ../nbs/02_conv.ipynb #im02e
+@derived
+def real_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple)->torch.Tensor: # (j, N, F)
+    "Spectra of `real_rings`, frequencies fx ≥ 0"
+    B = F.pad(real_rings(kernel_size, rings, orders), (0, size[1]-kernel_size, 0, size[0]-kernel_size))
+    return torch.fft.rfft2(B.roll((-(kernel_size//2),)*2, (-2, -1)))
+
+# %% ../nbs/02_conv.ipynb #im02f
+@torch.library.custom_op('harmformer::ring_answers', mutates_args=())
+def _ring_answers(
+    x:torch.Tensor, # (b, i, h, w)
+    kernel_size:int, rings:int, orders:list[int],
+)->torch.Tensor:    # (b, i, j, h, w)
+    "Images convolved with each of `real_rings`"
+    (h, w), size = x.shape[-2:], tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
+    X = torch.fft.rfft2(x, s=size)[:, :, None]
+    X = X * real_spectra(kernel_size, rings, tuple(orders), size, like=X)
+    return torch.fft.irfft2(X, s=size)[..., :h, :w].contiguous()
+
+@torch.library.custom_op('harmformer::ring_answers_t', mutates_args=())
+def _ring_answers_t(
+    g:torch.Tensor, # (b, i, j, h, w)
+    kernel_size:int, rings:int, orders:list[int],
+)->torch.Tensor:    # (b, i, h, w)
+    "The transpose of `_ring_answers`"
+    (h, w), size = g.shape[-2:], tuple(fft_size(n, kernel_size) for n in g.shape[-2:])
+    G = torch.fft.rfft2(g, s=size)
+    B = real_spectra(kernel_size, rings, tuple(orders), size, like=G)
+    G = (G * B.conj_physical()).sum(2) # torch.compile would lose a lazy conj()
+    return torch.fft.irfft2(G, s=size)[..., :h, :w].contiguous()
+
+# %% ../nbs/02_conv.ipynb #im02g
+@_ring_answers.register_fake
+def _(x, kernel_size, rings, orders):
+    j = len(real_rings(kernel_size, rings, tuple(orders)))
+    return x.new_empty(*x.shape[:2], j, *x.shape[2:])
+
+@_ring_answers_t.register_fake
+def _(g, kernel_size, rings, orders): return g.new_empty(*g.shape[:2], *g.shape[3:])
+
+def _keep_rings(ctx, inputs, output): ctx.rings = inputs[1:]
+def _transpose_of(op): # linear operations: each is the gradient of the other
+    return lambda ctx, g: (op(g.contiguous(), *ctx.rings), None, None, None)
+
+_ring_answers.register_autograd(_transpose_of(_ring_answers_t), setup_context=_keep_rings)
+_ring_answers_t.register_autograd(_transpose_of(_ring_answers), setup_context=_keep_rings)
+
+# %% ../nbs/02_conv.ipynb #im02h
+def few_rings(conv)->bool:
+    "Are the answers of real rings fewer than the maps that `conv` makes of an image?"
+    own = {abs(m) for m in conv.orders}
+    answers = conv.in_channels*conv.rings*(2*len(own) - (0 in own))
+    return answers <= 2*len(conv.out_orders)*conv.out_channels
+
+def image_conv(
+    conv,
+    x:torch.Tensor, # (1, b, i, h, w)
+)->torch.Tensor:    # (2, b, o, h, w)
+    "The convolution of images: the answers of real rings, then a matrix for every pixel"
+    parts = ring_parts(conv.rings, conv.orders, like=x)
+    M = torch.einsum('rqkio,rkj->qoij', real_blocks(*conv.coefficients()), parts)
+    A = _ring_answers(x[0], conv.kernel_size, conv.rings, list(conv.orders))
+    return (M.flatten(2)[:, None] @ A.flatten(3).flatten(1, 2)).unflatten(-1, x.shape[-2:])
+
 # %% ../nbs/02_conv.ipynb #67ad8e50
 def fourier_conv(
     conv, x, # as in direct_conv
 )->torch.Tensor:
     "Harmonic convolution in the Fourier domain: exactly what `direct_conv` computes"
+    if len(x) == 1 and few_rings(conv): return image_conv(conv, x)
     return _fourier_conv(x, conv.coefficients(), conv.kernel_size, conv.rings, list(conv.orders),
                          torch.is_grad_enabled())[0]
 

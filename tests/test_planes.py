@@ -3,7 +3,7 @@ import pytest, torch
 from collections import Counter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from harmformer.conv import HConv2d, _fourier_conv
+from harmformer.conv import HConv2d, _fourier_conv, _ring_answers, _ring_answers_t
 from harmformer.core import create_model
 from harmformer.encoder import HEncoderBlock
 from harmformer.fields import to_complex, to_planes
@@ -65,10 +65,11 @@ def test_exports_with_any_batch_and_real_numbers_only(variant):
 
 def test_inductor_trains_as_eager_does():
     model, x = small(depth=0)
+    model, x = model.double(), x.double() # in single precision, rounding can move a value across the threshold of an activation
     torch._dynamo.reset()
     try: got = step(torch.compile(model, fullgraph=True, dynamic=False), model, x)
     except torch._inductor.exc.InductorError as e: pytest.skip(f'no C++ compiler: {e}'[:200])
-    assert all(close(a, b, 1e-3) for a, b in zip(got, step(model, model, x)))
+    assert all(close(a, b, 1e-10) for a, b in zip(got, step(model, model, x)))
 
 
 LAYERS = {'conv': (HConv2d(1, 2, 5, 1, engine='dft'), (1, 3, 1, 3, 4)), 'lifting': (HConv2d(1, 1, 5, 1, in_orders=(0,), engine='dft'), (1, 1, 3, 4)),
@@ -124,6 +125,12 @@ def test_operator_is_well_behaved(orders):
     torch.library.opcheck(_fourier_conv, (x, C, 9, 3, list(layer.orders), True))
 
 
+def test_operators_of_images_are_well_behaved():
+    rings, (x, g) = (9, 3, [-1, 0, 1]), [torch.randn(2, 3, *j, 8, 7, dtype=torch.float64, requires_grad=True) for j in ((), (9,))]
+    for op, z in ((_ring_answers, x), (_ring_answers_t, g)): torch.library.opcheck(op, (z, *rings))
+    assert close((_ring_answers(x, *rings)*g).sum(), (x*_ring_answers_t(g, *rings)).sum(), 1e-12) # each is the transpose of the other
+
+
 class Count(TorchDispatchMode):
     "Counts operations, but not questions such as for a device, nor views"
     def __init__(self): super().__init__(); self.ops = Counter()
@@ -145,9 +152,9 @@ def count_step(batch, device):
 
 def test_on_a_gpu_nothing_is_mixed_up():
     few, many = count_step(2, 'cuda'), count_step(64, 'cuda')
-    assert few == many and sum(many.values()) < 500 and many['fourier_conv'] == 4
+    assert few == many and sum(many.values()) < 500 and (many['fourier_conv'], many['ring_answers']) == (3, 1)
 
 
 def test_a_step_launches_few_operations_and_loops_over_nothing():
     few, many = count_step(2, 'cpu'), count_step(64, 'cpu')
-    assert few == many and sum(many.values()) < 1200 and many['fourier_conv'] == many['fourier_conv_grad'] == 4
+    assert few == many and sum(many.values()) < 1200 and many['fourier_conv'] == many['fourier_conv_grad'] == 3
