@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from einops import rearrange
 from .fields import (HModule, as_orders, check_planes, layer_orders, own_orders,
-                               spread_orders)
-from .conv import real_blocks
+                               planes_matmul, spread_orders)
 from .magnitude import standardize
 
 # %% ../nbs/05_tokens.ipynb #9d02d5e7
@@ -77,10 +76,8 @@ class HLinear(HModule):
 
     def on_planes(self, x): # (2, b, m, n, in) → (2, b, m, n, out)
         check_planes(x, len(self.orders), None, self.in_features)
-        W = spread_orders(self.weight, self.orders)                              # (m, in, out, 2)
-        W = rearrange(real_blocks(W[..., 0], W[..., 1]), 'p q m i o -> m (p i) (q o)')
-        y = rearrange(x, 'p b m n i -> m (b n) (p i)') @ W                       # one product per order
-        return rearrange(y, 'm (b n) (q o) -> q b m n o', b=x.shape[1], q=2)
+        W = spread_orders(self.weight, self.orders).movedim(-1, 0)[:, None]    # (2, 1, m, in, out)
+        return planes_matmul(x, W)
 
     def extra_repr(self): return f'{self.in_features}, {self.out_features}, orders={self.orders}'
 
