@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'filter_orders', 'ring_basis', 'wave_gain', 'ring_planes', 'real_blocks', 'direct_conv', 'fft_size',
-           'ring_spectra', 'real_rings', 'ring_parts', 'real_spectra', 'few_rings', 'image_conv', 'fourier_conv',
-           'frequencies', 'waves', 'to_spectrum', 'to_maps', 'half_spectra', 'odd_streams', 'dft_conv', 'pick_engine',
-           'filter_places', 'HConv2d', 'check_conv_input']
+           'ring_spectra', 'real_rings', 'ring_parts', 'few_rings', 'image_conv', 'fourier_conv', 'frequencies',
+           'waves', 'to_spectrum', 'to_maps', 'half_spectra', 'odd_streams', 'dft_conv', 'pick_engine', 'filter_places',
+           'HConv2d', 'check_conv_input']
 
 # %% ../nbs/02_conv.ipynb #4db43dab
 import math, torch
@@ -206,53 +206,6 @@ def ring_parts(rings:int, orders:tuple)->torch.Tensor: # (2, len(orders)·rings,
     if own[0] == 0: parts = parts[..., [j for j in range(2*len(own)) if j != len(own)]]
     return torch.kron(parts, torch.eye(rings, dtype=torch.float64))
 
-# %% ../nbs/02_conv.ipynb #im02e
-@derived
-def real_spectra(kernel_size:int, rings:int, orders:tuple, size:tuple)->torch.Tensor: # (j, N, F)
-    "Spectra of `real_rings`, frequencies fx ≥ 0"
-    B = F.pad(real_rings(kernel_size, rings, orders), (0, size[1]-kernel_size, 0, size[0]-kernel_size))
-    return torch.fft.rfft2(B.roll((-(kernel_size//2),)*2, (-2, -1)))
-
-# %% ../nbs/02_conv.ipynb #im02f
-@torch.library.custom_op('harmformer::ring_answers', mutates_args=())
-def _ring_answers(
-    x:torch.Tensor, # (b, i, h, w)
-    kernel_size:int, rings:int, orders:list[int],
-)->torch.Tensor:    # (b, i, j, h, w)
-    "Images convolved with each of `real_rings`"
-    (h, w), size = x.shape[-2:], tuple(fft_size(n, kernel_size) for n in x.shape[-2:])
-    X = torch.fft.rfft2(x, s=size)[:, :, None]
-    X = X * real_spectra(kernel_size, rings, tuple(orders), size, like=X)
-    return torch.fft.irfft2(X, s=size)[..., :h, :w].contiguous()
-
-@torch.library.custom_op('harmformer::ring_answers_t', mutates_args=())
-def _ring_answers_t(
-    g:torch.Tensor, # (b, i, j, h, w)
-    kernel_size:int, rings:int, orders:list[int],
-)->torch.Tensor:    # (b, i, h, w)
-    "The transpose of `_ring_answers`"
-    (h, w), size = g.shape[-2:], tuple(fft_size(n, kernel_size) for n in g.shape[-2:])
-    G = torch.fft.rfft2(g, s=size)
-    B = real_spectra(kernel_size, rings, tuple(orders), size, like=G)
-    G = (G * B.conj_physical()).sum(2) # torch.compile would lose a lazy conj()
-    return torch.fft.irfft2(G, s=size)[..., :h, :w].contiguous()
-
-# %% ../nbs/02_conv.ipynb #im02g
-@_ring_answers.register_fake
-def _(x, kernel_size, rings, orders):
-    j = len(real_rings(kernel_size, rings, tuple(orders)))
-    return x.new_empty(*x.shape[:2], j, *x.shape[2:])
-
-@_ring_answers_t.register_fake
-def _(g, kernel_size, rings, orders): return g.new_empty(*g.shape[:2], *g.shape[3:])
-
-def _keep_rings(ctx, inputs, output): ctx.rings = inputs[1:]
-def _transpose_of(op): # linear operations: each is the gradient of the other
-    return lambda ctx, g: (op(g.contiguous(), *ctx.rings), None, None, None)
-
-_ring_answers.register_autograd(_transpose_of(_ring_answers_t), setup_context=_keep_rings)
-_ring_answers_t.register_autograd(_transpose_of(_ring_answers), setup_context=_keep_rings)
-
 # %% ../nbs/02_conv.ipynb #im02h
 def few_rings(conv)->bool:
     "Are the answers of real rings fewer than the maps that `conv` makes of an image?"
@@ -265,10 +218,12 @@ def image_conv(
     x:torch.Tensor, # (1, b, i, h, w)
 )->torch.Tensor:    # (2, b, o, h, w)
     "The convolution of images: the answers of real rings, then a matrix for every pixel"
-    parts = ring_parts(conv.rings, conv.orders, like=x)
-    M = torch.einsum('rqkio,rkj->qoij', real_blocks(*conv.coefficients()), parts)
-    A = _ring_answers(x[0], conv.kernel_size, conv.rings, list(conv.orders))
-    return (M.flatten(2)[:, None] @ A.flatten(3).flatten(1, 2)).unflatten(-1, x.shape[-2:])
+    B = real_rings(conv.kernel_size, conv.rings, conv.orders, like=x).flip(-1, -2)[:, None]
+    A = F.conv2d(x[0].flatten(0, 1)[:, None], B, padding=conv.kernel_size//2) # (b·i, j, h, w)
+    A = A.unflatten(0, x.shape[1:3]).flatten(3).flatten(1, 2)                 # (b, i·j, h·w)
+    M = torch.einsum('rqkio,rkj->qoij', real_blocks(*conv.coefficients()),
+                     ring_parts(conv.rings, conv.orders, like=x)).flatten(2)  # (2, o, i·j)
+    return (M[:, None] @ A).unflatten(-1, x.shape[-2:])
 
 # %% ../nbs/02_conv.ipynb #67ad8e50
 def fourier_conv(
