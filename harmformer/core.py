@@ -68,7 +68,7 @@ _WIDTHS = dict(tiny=(4, dict(depth=2, head_dim=8)), small=(8, dict(depth=3)),
                base=(16, dict(depth=4, heads=2)))
 
 def _sized(pixels, width):
-    "The preset for pictures of so many pixels and a name of a width"
+    "The preset for pictures of this size and the name of a width"
     (halves, convs), (w, encoder) = _STEMS[pixels], _WIDTHS[width]
     return dict(in_channels=3, img_size=pixels, channels=tuple(h*w//2 for h in halves), convs=convs,
                 upscale=1, kernel_size=9, dropout=0., **encoder)

@@ -27,7 +27,7 @@ def right_by_angle(
     model,            # or a Learner; evaluated in eval mode
     dataset,          # an ImageSet of upright images, such as dls.upright.dataset
     angles,           # degrees
-    n:int=None,       # so many images only, evenly spread over the set
+    n:int=None,       # only this many images, evenly spread over the set
     bs:int=100,
 )->dict:              # {angle: (n,) bool}
     "Which images of `dataset` are recognised when all are rotated by each of `angles`"
@@ -124,7 +124,7 @@ def judged_photos(dls):
 def final_scores(
     model, dls,       # a model, and the DataLoaders of its benchmark
     angles=(0, 45),   # degrees, of a classifier
-    n:int=10_000,     # at most so many images at these angles
+    n:int=10_000,     # at most this many images at these angles
 )->dict:
     "On the test set, each image by its own angle, and at fixed angles; maps: on whole images"
     if dls.images: return map_scores_at(model, judged_photos(dls))
