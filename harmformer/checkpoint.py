@@ -43,7 +43,7 @@ def _join_optimizer(opt, groups, tensors):
 
 
 class Checkpoint(Callback):
-    "Write the state of a run after every epoch and every so many seconds, and then what is derived from it: log.csv and best.safetensors"
+    "Write the state of a run after every epoch and at regular intervals, and then what is derived from it: log.csv and best.safetensors"
     order = 100
     learn:Any                 # fastai says None, and sets it
     def __init__(self,

@@ -74,12 +74,12 @@ def harmformer_train(
     resume:bool=False,      # continue where an interrupted run stopped
     seed:int=0,             # of weights, order of images and dropout
     small:int=None,         # epochs in small form before the others, instead of the recipe's
-    size:int=None,          # use only so many training images
-    valid:int=None,         # use only so many validation images
+    size:int=None,          # use only this many training images
+    valid:int=None,         # use only this many validation images
     pixels:int=None,        # side to which your pictures are scaled, by default what fits them; with masks, of the patches, by default 64
     minutes:float=None,     # your pictures: choose epochs and size so that all of it takes about so long
     cache:bool=False,       # your pictures, if they do not fit into memory: read them once, into a temporary file
-    patience:int=None,      # stop when the loss of validation has not fallen for so many epochs
+    patience:int=None,      # stop when the validation loss has not fallen for this many epochs
     classes:str='',         # of masks with several: their names, or how many, the background first
     set:str='',             # arguments of the model, such as mixing=all,depth=2
     out:str='runs',         # folder of all runs
@@ -114,7 +114,7 @@ def harmformer_eval(
     weights:str,        # a file, the folder of a run, or the name of weights that come with the package
     benchmark:str=None, # by default the one that the weights were trained on
     bs:int=100,         # images in a batch
-    n:int=10_000,       # use at most so many images at 0° and at 45°
+    n:int=10_000,       # use at most this many images at 0° and at 45°
     csv:str=None,       # add a row to this file
 ):
     "Score trained weights on a benchmark's test set: each image by its own angle, upright, and rotated by 45°"

@@ -45,7 +45,7 @@ def turn_images(
     degrees,        # one angle per image, counter-clockwise
     fill:float|torch.Tensor=0., # grey level of what comes in from outside, one or one per channel
 ):                  # (n, c, h, w) of the same kind
-    "Turn every image by its own angle, bilinearly; of bytes, round to grey levels"
+    "Rotate every image by its own angle, bilinearly; bytes are rounded to grey levels"
     fill = torch.as_tensor(fill, dtype=torch.float64).view(-1, 1, 1)
     def some(x, a):
         turned = rotate_image(x - fill, a) + fill
@@ -99,7 +99,7 @@ class ImageSet:
         return x
 
     def turned(self, degrees):
-        "The same images, each turned by its own angle, on the mean colour"
+        "The same images, each rotated by its own angle, on the mean colour"
         return self.new(turn_images(self.x, degrees, self.mean), self.y, torch.as_tensor(degrees))
 
     def visible(self, x):
@@ -194,7 +194,7 @@ _NAMES = [str(i) for i in range(10)]
 def _turned(s, *key): return s.turned(fixed_angles(len(s), *key))
 
 def _scenario(name, sets, size, **about):
-    "The paper's first scenario: upright in training, turned in the test, by fixed angles"
+    "The paper's first scenario: upright in training, rotated in the test, by fixed angles"
     train, valid, test = sets
     turned = _turned(valid, name, 'valid'), _turned(test, name, 'test')
     return dict(sets=[train.subset(slice(size)), valid, *turned, test], **about)
@@ -237,7 +237,7 @@ def _b_rotated_mnist(size):
 
 # %% ../nbs/12_data.ipynb #08476689
 def _regenerated(size):
-    "62,000 of MNIST's 70,000 digits, each turned by its own angle"
+    "62,000 of MNIST's 70,000 digits, each rotated by its own angle"
     x, y = [torch.cat(o) for o in zip(*[read_mnist(o) for o in ('train', 't10k')])]
     order = torch.from_numpy(random_stream('rotated-mnist', 'split').permutation(len(x)))
     train, valid, test = [ImageSet(pad_images(x[i]), y[i], _NAMES)
@@ -323,14 +323,14 @@ def benchmark_dls(
     bs:int=None,       # batch size, by default the paper's
     device=None,       # by default fastai's: a GPU where there is one
     seed:int=0,        # of order and augmentations; test sets and splits do not depend on it
-    size:int=None,     # use only so many training samples; with drive, patches per epoch
+    size:int=None,     # use only this many training samples; with drive, patches per epoch
     val_bs:int=None,   # batch size of everything but training, by default twice bs
-    valid:int=None,    # use only so many validation images
+    valid:int=None,    # use only this many validation images
     img_size:int=32,   # to which your own pictures are scaled; benchmarks have their sizes
     as_stored:bool=None, # of your own pictures: see look_at_pictures
     rank:int=0, world_size:int=1, # which share of every batch, of how many: see TensorDL.shard
 )->BenchmarkDLs:       # with c, vocab, n_in, img_size, benchmark, title and about
-    "`train`, `valid`, `turned`, `test`, and `upright` where the test set is a turned one"
+    "`train`, `valid`, `turned`, `test`, and `upright` where the test set is rotated"
     looked = isinstance(name, PictureFolder)
     own = looked or name not in _BENCHMARKS
     if own and not (looked or Path(name).is_dir() or is_table(name)):
@@ -351,7 +351,7 @@ def benchmark_dls(
 
 # %% ../nbs/12_data.ipynb #ba9951a3
 def _statistics(x, most=2000):
-    "Mean and standard deviation of every channel, of at most so many pictures where they are files"
+    "Mean and standard deviation of every channel; of files, at most `most` are read"
     few = x if isinstance(x, torch.Tensor) else x[torch.linspace(0, len(x)-1, min(most, len(x))).long()]
     seen, tiny = few.float(), 1. if getattr(x, 'dtype', None) == torch.uint8 else 1e-6
     mean, std = [getattr(seen, f)((0, 2, 3)) for f in ('mean', 'std')]
@@ -360,7 +360,7 @@ def _statistics(x, most=2000):
 
 # %% ../nbs/12_data.ipynb #c0de1712
 def _b_own(seen, img_size, size, as_stored=None):
-    "One's own pictures: a folder, a table, or what somebody has seen there already"
+    "Your own pictures: a folder, a table, or what `look_at_pictures` returned"
     if not isinstance(seen, PictureFolder): seen = look_at_pictures(seen, as_stored, progress=False)
     seen.read(img_size, progress=False)
     mean, std = _statistics(seen.x[seen.parts['train']])

@@ -64,7 +64,7 @@ def rotate_image(
     degrees,        # counter-clockwise; one angle, or one per sample of a batch of square maps
     mode:str='bilinear', # how to read between pixels: 'bilinear', 'bicubic' or 'nearest'
 )->torch.Tensor:    # (..., h, w), but (..., w, h) after an odd number of quarter turns
-    "Turn maps about their middle; multiples of 90° are exact"
+    "Rotate maps about their centre; multiples of 90° are exact"
     degrees = _angles(degrees)
     if isinstance(degrees, list): return _rotate_each(x, degrees, mode)
     quarters, rest = divmod(degrees, 90)
@@ -116,7 +116,7 @@ def rotate_field(
     orders=(-1,0,1),   # of the m streams
     mode:str='bilinear', # as in rotate_image
 )->torch.Tensor:       # (b, m, c, h, w)
-    "Turn a field: the map turns, and stream m is multiplied by e^{imα}"
+    "Rotate a field: the map rotates, and stream m is multiplied by e^{imα}"
     orders = check_field(z, orders)
     angles = a if isinstance(a := _angles(degrees), list) else [a]
     phases = torch.tensor([[phase_shift(m, a) for m in orders] for a in angles],
@@ -178,7 +178,7 @@ def own_orders(orders, reflections:bool=False)->tuple:
 # %% ../nbs/00_fields.ipynb #mi00c
 def mirror_image(
     x:torch.Tensor,      # (..., h, w), real or complex
-    axis:float=0.,       # the mirror: a line through the middle, at so many degrees to the x axis
+    axis:float=0.,       # the mirror: a line through the centre, its angle to the x axis in degrees
     mode:str='bilinear', # as in rotate_image
 )->torch.Tensor:         # (..., h, w), but (..., w, h) if the mirror is a diagonal
     "Mirror maps about a line through their middle; multiples of 45° are exact"
@@ -278,7 +278,7 @@ def show_field(
 
 # %% ../nbs/00_fields.ipynb #b55e5ac8
 def _turn(x, degrees, orders, mirror=False):
-    "Turn an image as an image and a field as a field; with `mirror`, mirror it first"
+    "Rotate an image as an image and a field as a field; with `mirror`, mirror it first"
     if mirror: x = mirror_field(x, 0., orders) if x.ndim == 5 else mirror_image(x)
     return rotate_field(x, degrees, orders) if x.ndim == 5 else rotate_image(x, degrees)
 
@@ -407,11 +407,11 @@ def _plane(n, degrees, mirror=False):
 # %% ../nbs/00_fields.ipynb #7733ee06
 def analytic_image(
     n,                # pixels of a side, or (h, w)
-    degrees:float=0., # turned counter-clockwise
+    degrees:float=0., # counter-clockwise
     seed:int=0, channels:int=1, batch:int=1, dtype=torch.float64,
     mirror:bool=False, # first mirrored about the x axis
 )->torch.Tensor:      # (batch, channels, h, w)
-    "A smooth function, zero outside the unit disc, sampled at turned coordinates: no interpolation"
+    "A smooth function, zero outside the unit disc, sampled at rotated coordinates: no interpolation"
     z, tau = _plane(n, degrees, mirror), 2*math.pi
     u = torch.rand(5, 16, batch, channels, 1, 1,
                    generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -424,7 +424,7 @@ def analytic_field(
     n, degrees:float=0., orders=(-1,0,1), channels:int=1, seed:int=0, batch:int=1,
     dtype=torch.complex128, mirror:bool=False, # as in analytic_image
 ):
-    "A field (batch, m, channels, h, w) sampled at turned coordinates, stream m times e^{imα}"
+    "A field (batch, m, channels, h, w) sampled at rotated coordinates, stream m times e^{imα}"
     orders = as_orders(orders)
     z = analytic_image(n, degrees, seed, 2*len(orders)*channels, batch,
                        mirror=mirror).unflatten(1, (2, len(orders), channels))

@@ -32,14 +32,14 @@ def mask_config(
     classes='',          # names, or how many, the background first
     seed:int=0,
     size:int=None,       # patches per epoch
-    valid:int=None,      # score at most so many pictures after each epoch
+    valid:int=None,      # score at most this many pictures after each epoch
     pixels:int=None,     # side of the patches
     rival:str=None,      # names after commas, by default unet+rot; 'none' for none
     minutes:float=None,  # choose size so that the training takes about so long
     arguments:dict=None, # of the model
     **changes,           # of RECIPE, where they are not None
 )->dict:                 # what config.json holds
-    "What a run is going to do; errors in it are told before anything takes time"
+    "What a run is going to do; errors in it are reported before any long computation"
     recipe = {**RECIPE, **{k: v for k, v in changes.items() if v is not None}}
     if unknown := set(recipe) - set(RECIPE): raise ValueError(f'a training on masks has no {", ".join(sorted(unknown))}: leave it out.')
     rivals = [o for o in (rival or 'unet+rot').split(',') if o != 'none']
@@ -98,7 +98,7 @@ def mask_dls(
     img_size:int=64,    # side of the patches
     seed:int=0,
     turn:bool=False,    # train on rotated patches
-    valid:int=12,       # at most so many pictures to validate on
+    valid:int=12,       # at most this many pictures to validate on
     device=None,
 )->DataLoaders:         # with pictures, c, n_in, img_size, vocab, title and about
     "Random patches to train on, and fixed ones for the loss of validation; scores are of whole pictures"

@@ -131,7 +131,7 @@ def look_at_masks(
     memory:float=None, # bytes of pictures that are kept in memory; the others go to temporary files
     progress:bool=True,
 )->MaskFolder:
-    "Read all pictures and masks once: every fault is told, with its file and its cure, before anything takes time"
+    "Read all pictures and masks once, and report every fault, with its file and its cure, before any long computation"
     folder, left = Path(folder), _memory() if memory is None else float(memory)
     if len(classes) == 1: raise DataError('--classes names one class: name the background too, as the first of them.')
     ready = (folder/'train').is_dir() and not (folder/'images').is_dir()

@@ -31,7 +31,7 @@ class PatchSet:
         turn:bool=False,    # each patch by its own angle
     ):
         self.n, self.size, self.augment, self.key, self.turn, self._drawn = n, size, augment, key, turn, None
-        self.window = size if not turn else 2*math.ceil(size/2*2**.5)           # a turned patch needs its surroundings
+        self.window = size if not turn else 2*math.ceil(size/2*2**.5)           # a rotated patch needs its surroundings
         self.margin, h = (self.window - size)//2, size//2
         for i in items:
             if i['image'].shape != items[0]['image'].shape or min(i['image'].shape[1:]) <= size:

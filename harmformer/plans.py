@@ -1,4 +1,4 @@
-"""What a run on classes trains, and for how long: the model for one's own pictures, its rivals, and what fits into so many minutes."""
+"""What a run on classes trains, and for how long: the model for your own pictures, its rivals, and what fits into the minutes given."""
 
 __all__ = ['RATES', 'rival_names', 'rival_settings', 'own_model', 'class_weights', 'step_seconds', 'total_seconds', 'fit_to_time']
 

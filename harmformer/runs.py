@@ -34,18 +34,18 @@ CHOSEN = 'recipe', 'img_size', 'size'       # what --minutes chooses: a run that
 def look(benchmark:str, pixels:int=None, model:str=None):
     "What is in one's own folder or table of pictures, None for a benchmark; it is printed when the pixels are read"
     if benchmark in benchmark_names() or not (Path(benchmark).is_dir() or is_table(benchmark)): return None
-    own_model(None, model, pixels)          # a size that no model takes is told first
+    own_model(None, model, pixels)          # a size that no model takes is reported first
     return look_at_pictures(benchmark, progress=not int(os.environ.get('RANK', 0)))
 
 
 def run_config(
     benchmark:str='digits', budget:bool=False, seed:int=0, size:int=None, valid:int=None, img_size:int=None, rival:str=None,
     minutes:float=None,  # of one's own pictures: how long all of it may take
-    patience:int=None,   # stop if the loss of validation has not fallen for so many epochs
+    patience:int=None,   # stop if the validation loss has not fallen for this many epochs
     seen=None,           # of `look`, for one's own pictures
     **changes,           # of the recipe
 )->dict:                 # what config.json holds, all of it checked
-    "What a run is going to do; errors in it are told before anything takes time"
+    "What a run is going to do; errors in it are reported before any long computation"
     seen = look(benchmark, img_size, changes.get('model')) if seen is None else seen
     if minutes is not None and seen is None: raise ValueError('--minutes is for your own pictures: choose --epochs and --size instead.')
     rivals = rival_names(rival, benchmark, seen is not None)
@@ -65,7 +65,7 @@ def run_config(
 
 
 def _try_model(settings, img_size=None):
-    "Make the model once and, given the side of the pictures, use it: arguments and sizes that do not fit are told"
+    "Make the model once and, given the side of the pictures, use it: arguments and sizes that do not fit are reported"
     arguments = {k: v for k, v in settings.items() if k not in TRAINING}
     try: model = create_model(settings['model'], **arguments, **({'img_size': img_size} if img_size else {})).eval()
     except (TypeError, ValueError) as e: raise ValueError(f'--set: {e}') from e
@@ -172,7 +172,7 @@ def _as_long(name, path, folder, settings, dls, config, resume, provenance, comp
 
 
 class _Patience(Callback):
-    "End the training if the loss of validation has not fallen for so many epochs"
+    "End the training if the validation loss has not fallen for this many epochs"
     order = 101                             # after the state is restored
     learn:object
     def __init__(self, epochs): self.epochs = epochs

@@ -1,4 +1,4 @@
-"""Maps of pictures of any size: by tiles, their scores, and how they are shown and saved. What a map is worth is told in 14_evaluate."""
+"""Maps of pictures of any size: by tiles, their scores, and how they are shown and saved. 14_evaluate explains the scores."""
 
 __all__ = ['tile_starts', 'segment', 'segment_bands', 'segmentation_scores', 'score_images', 'show_maps', 'show_turning_maps',
            'map_picture', 'save_maps']
@@ -139,7 +139,7 @@ def show_maps(models, items, side=256):
 
 
 def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
-    "A photograph that turns, and below it every model's map of it."
+    "A photograph that rotates, and below it every model's map of it."
     fig, axs = _rows(1 + len(models), len(degrees))
     image = _middle(item, min(side, *item['image'].shape[1:]))['image']
     inside = disc(*image.shape[1:])

@@ -118,7 +118,7 @@ def _set_aside(index, y, groups, share, source, names):
     folds = StratifiedGroupKFold(min(round(1/share), len(there)), shuffle=True, random_state=0)
     labels, ids = y[index].numpy(), np.array([there.index(groups[i]) for i in index.tolist()])
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')     # about classes with few groups: those are told below
+        warnings.simplefilter('ignore')     # about classes with few groups, which are reported below
         for stay, go in folds.split(labels, labels, ids):
             if {*labels[stay]} == {*labels}: return index[stay], index[go]
     alone = next((c for c in sorted({*labels}) if len({*ids[labels == c]}) == 1), labels[0])
@@ -243,7 +243,7 @@ def look_at_pictures(
     as_stored:bool=None,   # take values as they are stored; None: if all pictures have more than eight bits, or other channels than colours
     progress:bool=True,
 )->PictureFolder:          # call its `read` for the pixels
-    "See what is there: every fault is told, with its file and its cure, before anything takes time"
+    "See what is there, and report every fault, with its file and its cure, before any long computation"
     source = Path(source)
     rows, names = _from_table(source) if is_table(source) else _from_folder(source)
     if rows.groups and rows.parts: _check_groups(rows.groups, rows.parts, source)

@@ -58,7 +58,7 @@ def write_whole(
 
 
 def remove_parts(folder, pattern:str='*', older:float=0.):
-    "Remove what killed processes left in `folder`: temporary files of `whole_file` that are `older` than so many seconds"
+    "Remove what killed processes left in `folder`: temporary files of `whole_file` that are `older`, in seconds"
     for part in Path(folder).glob(f'{pattern}.*.part'):
         try:
             if time.time() - part.stat().st_mtime >= older: part.unlink()

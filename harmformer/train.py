@@ -41,7 +41,7 @@ class _AtTheEnd(Metric):
 
 # %% ../nbs/13_train.ipynb #af0ff18b
 class TurnedAccuracy(_AtTheEnd):
-    "Accuracy on `dls.turned`: the validation images, each turned by its own angle"
+    "Accuracy on `dls.turned`: the validation images, each rotated by its own angle"
     @property
     def name(self): return 'turned'
     def score(self, learn): return accuracy_on(learn.model, learn.dls.turned)
@@ -120,7 +120,7 @@ def harmformer_learner(
     dls,                        # from benchmark_dls, or any DataLoaders with c, n_in and img_size
     model='harmformer_mnist',   # a name for create_model, or a module
     lr:float=3e-3, wd:float=.01, label_smoothing:float=.1,
-    metrics=None,               # by default accuracy, upright and turned
+    metrics=None,               # by default accuracy, upright and rotated
     cbs=None,                   # more callbacks
     compile='auto',             # training steps by torch.compile: True, False, or where it pays
     **overrides,                # arguments of the model, and `pretrained`

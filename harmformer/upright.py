@@ -15,7 +15,7 @@ from .stem import HStem
 
 # %% ../nbs/10d_upright.ipynb #912ecc95
 class OrientationNet(nn.Module):
-    "The orientation of an image, as a number e^{iα} that turns with the image: (b, c, h, w) → (b,)"
+    "The orientation of an image, as a number e^{iα} that rotates with the image: (b, c, h, w) → (b,)"
     def __init__(self, in_channels:int=1,
         channels=(8,16),   # of each block of its stem
         convs:int=1, kernel_size:int=9, upscale:int=1, mask:str='tukey', # of the stem: see HStem
@@ -37,7 +37,7 @@ def rotate_back(
     x:torch.Tensor, # (b, c, h, w)
     u:torch.Tensor, # (b,): e^{iα}, the orientation of each image
 )->torch.Tensor:    # (b, c, h, w)
-    "Turn each image clockwise by its angle α"
+    "Rotate each image clockwise by its angle α"
     (h, w), (c, s) = x.shape[-2:], [o[:, None, None].to(x.dtype) for o in (u.real, u.imag)]
     px, py = [o.to(x) for o in pixel_grid(h, w, x.dtype)]
     at = torch.stack([(c*px - s*py)/(w/2), -(s*px + c*py)/(h/2)], -1)                # (b, h, w, 2)
@@ -66,7 +66,7 @@ class Upright(nn.Module):
 # %% ../nbs/10d_upright.ipynb #672d0dd9
 def upright_loss(
     u:torch.Tensor,       # (b,): estimates e^{iα}
-    degrees:torch.Tensor, # (b,): angles by which upright images were turned
+    degrees:torch.Tensor, # (b,): angles by which upright images were rotated
 )->torch.Tensor:
     "1 - cos(α - θ), the mean over images: 0 where all estimates are right, 1 where they are random"
     theta = torch.deg2rad(degrees.to(u.real))
