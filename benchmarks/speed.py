@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fastcore.script import call_parse
 from fastprogress import progress_bar
 from harmformer.attention import HAttention
-from harmformer.conv import HConv2d, fft_size, ring_basis
+from harmformer.conv import HConv2d, fft_size, real_rings, ring_basis
 from harmformer.core import create_model
 from harmformer.data import benchmark_dls
 from harmformer.system import reuse_memory
@@ -139,7 +139,8 @@ def product_flops(name, mode, batch):
         if isinstance(m, HConv2d):
             n = 8*batch*len(m.in_orders)*m.in_channels*len(m.out_orders)*m.out_channels
             for side in x.shape[-2:]: n *= fft_size(side, m.kernel_size)
-            if len(x) == 1: grads = 1               # images have none
+            if len(x) == 1:                         # images have no gradient; a matrix at each pixel
+                grads, n = 1, 4*batch*len(m.out_orders)*m.out_channels*m.in_channels*x[0, 0, 0, 0].numel()*len(real_rings(m.kernel_size, m.rings, m.orders))
         elif isinstance(m, HLinear): n = 8*x[0].numel()*m.out_features
         elif isinstance(m, HSkip): n = 8*x[0].numel()*m.out_channels*(m.weight is not None)
         else: n = 2*3*batch*x.shape[3]**2*2*len(m.orders)*m.dim   # re and im of the scores, and the values
