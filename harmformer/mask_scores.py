@@ -12,7 +12,7 @@ import torch
 from fastprogress import progress_bar
 from scipy import ndimage
 from harmformer.fields import rotate_image
-from harmformer.masks import same_colours
+from harmformer.masks import with_colours
 from harmformer.segment import segment
 from harmformer.system import random_stream
 
@@ -104,8 +104,7 @@ def tallies(model, pictures, degrees:float=0., overlap:float=.25, progress:bool=
     shown:Any = progress_bar(pictures, leave=False) if progress else pictures
     def one(o):
         image, labels, inside = turned_picture(np.asarray(o['image']), np.asarray(o['labels']), degrees)
-        x = torch.from_numpy(np.array(same_colours(image, c))).permute(2, 0, 1)
-        return _tally(segment(model, x, size, overlap).cpu().numpy(), labels, inside, o['numbered'])
+        return _tally(segment(model, with_colours(image, c), size, overlap).cpu().numpy(), labels, inside, o['numbered'])
     return [one(o) for o in shown]
 
 

@@ -3,7 +3,7 @@
 
 __all__ = ['is_mask_folder', 'read_image', 'read_mask', 'MaskFolder', 'look_at_masks', 'MaskPatches', 'MaskLoss', 'apart']
 
-import math, os, tempfile
+import math, tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ from fastprogress import progress_bar
 from torch import nn
 from harmformer.fields import rotate_image
 from harmformer.files import DataError, open_picture, picture_files, to_rgb
-from harmformer.segment import segment
-from harmformer.system import random_stream
+from harmformer.survey import PARTS
+from harmformer.system import memory_for_pictures, random_stream
 
-PARTS = 'train', 'valid', 'test'
 LOSSY = '.jpg', '.jpeg', '.jpe', '.jfif', '.webp'
 
 
@@ -110,12 +109,6 @@ def _split(pairs, folder):
     return dict(zip(PARTS, ([pairs[i] for i in sorted(o)] for o in (order[2*k:], order[:k], order[k:2*k]))))
 
 
-def _memory()->float:
-    "Bytes that pictures may take: a third of the machine's memory"
-    try: return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')/3
-    except (AttributeError, ValueError, OSError): return 1e9
-
-
 def _read_pair(image, mask, classes):
     "A picture with its mask, both checked"
     x, (y, numbered) = read_image(image), _target(mask, classes)
@@ -132,7 +125,7 @@ def look_at_masks(
     progress:bool=True,
 )->MaskFolder:
     "Read all pictures and masks once: every fault is told, with its file and its cure, before anything takes time"
-    folder, left = Path(folder), _memory() if memory is None else float(memory)
+    folder, left = Path(folder), memory_for_pictures() if memory is None else float(memory)
     if len(classes) == 1: raise DataError('--classes names one class: name the background too, as the first of them.')
     ready = (folder/'train').is_dir() and not (folder/'images').is_dir()
     if ready:
@@ -144,7 +137,7 @@ def look_at_masks(
         every, extra = _pairs(folder)
         pairs = _split(every, folder)
     keep, parts = tempfile.TemporaryDirectory(prefix='harmformer-'), {p: [] for p in PARTS}
-    todo:Any = [(p, *o) for p in PARTS for o in pairs[p]]
+    todo = [(p, *o) for p in PARTS for o in pairs[p]]
     shown:Any = progress_bar(todo, leave=False) if progress else todo
     for i, (part, image, mask) in enumerate(shown):
         o:Any = _read_pair(image, mask, classes)
@@ -182,9 +175,9 @@ def _checked(seen, extra, stored):
 
 # --- patches: half of them around a marked pixel, the others anywhere ---
 
-def same_colours(x, c):
+def with_colours(x, c:int)->torch.Tensor: # (c, h, w)
     "A picture (h, w, 1 or c) with `c` colours"
-    return np.repeat(x, c, -1) if x.shape[-1] < c else x
+    return torch.from_numpy(np.repeat(x, c, -1) if x.shape[-1] < c else np.array(x)).permute(2, 0, 1)
 
 
 def _window(a, top, left, size):
@@ -258,7 +251,7 @@ class MaskPatches:
         o = self.pictures[i]
         x, y = [_window(o[k], row, col, self.window) for k in ('image', 'labels')]
         y = apart(y) if o['numbered'] else y if len(self.vocab) > 2 else y > 0
-        return torch.from_numpy(same_colours(x, self.channels)).permute(2, 0, 1)/255, torch.from_numpy(y.astype(np.float32))
+        return with_colours(x, self.channels)/255, torch.from_numpy(y.astype(np.float32))
 
     def batch(self, idxs, key=(0, 0)):
         "Patches (b, channels, size, size) in [0, 1]; masks (b, 1, size, size) of 0 and 1, or classes (b, size, size)"

@@ -1,8 +1,8 @@
 """A training run from its settings to its report: one folder with the model, its rivals and what they are worth."""
 
-__all__ = ['Stopped', 'look', 'run_config', 'train_run', 'free_name']
+__all__ = ['look', 'run_config', 'train_run', 'free_name', 'run_folder', 'write_config', 'share_of', 'announce', 'best_of']
 
-import json, os, platform, re
+import json, platform, re
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fastai.distributed import teardown_distrib
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import rank_distrib
 from fastprogress import progress_bar
-from harmformer.calibrate import fit_temperature, logits_on
+from harmformer.calibrate import validated_temperature
 from harmformer.checkpoint import read_state
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
 from harmformer.data import benchmark_dls, benchmark_names
@@ -35,7 +35,7 @@ def look(benchmark:str, pixels:int=None, model:str=None):
     "What is in one's own folder or table of pictures, None for a benchmark; it is printed when the pixels are read"
     if benchmark in benchmark_names() or not (Path(benchmark).is_dir() or is_table(benchmark)): return None
     own_model(None, model, pixels)          # a size that no model takes is told first
-    return look_at_pictures(benchmark, progress=not int(os.environ.get('RANK', 0)))
+    return look_at_pictures(benchmark, progress=not rank_distrib())
 
 
 def run_config(
@@ -91,27 +91,38 @@ def _as_before(config, out):
     return {**config, **{k: old[k] for k in CHOSEN}} if old else config
 
 
-def _open_folder(config, out, name, resume):
-    "The folder of the run, with its config.json; a resumed run must have the same settings"
-    title = Path(config['benchmark']).stem if is_table(config['benchmark']) else Path(config['benchmark']).name
-    path = check_room(free_name(out, name or f"{title}-{config['recipe']['model']}-seed{config['seed']}", resume))
+def run_folder(config, out, name, resume)->Path:
+    "The folder of a run, by default below `out` by benchmark, model and seed; with room to write"
+    place = Path(config['benchmark'])
+    title = place.stem if is_table(place) else place.name
+    return check_room(free_name(out, name or f"{title}-{config['recipe']['model']}-seed{config['seed']}", resume))
+
+
+def write_config(path, config, resume, kept=())->dict: # the settings, with those in `kept` as they were
+    "Write config.json into the folder of a run; one that is resumed must have the same settings"
     file = path/'config.json'
-    if resume and file.exists() and {k: v for k, v in read_json(file).items() if k in config} != json.loads(json.dumps(config)):
-        raise ValueError(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
-    about = dict(**config, commit=commit(), torch=torch.__version__, machine=platform.machine())
-    write_whole(file, json.dumps(about, indent=1))
-    return path
+    if resume and file.exists():
+        old = read_json(file)
+        config = {**config, **{k: old.get(k) for k in kept}}
+        if {k: old.get(k) for k in config} != json.loads(json.dumps(config)):
+            raise ValueError(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
+    write_whole(file, json.dumps(dict(**config, commit=commit(), torch=torch.__version__, machine=platform.machine()), indent=1))
+    return config
 
 
 # --- the run ---
 
-def _share(config, world, seen=None, cache=False):
-    "The data of a run, with this process's share of each batch"
-    bs = config['recipe']['bs']
+def share_of(bs:int, world:int)->int:
+    "How many images of a batch each of `world` processes takes"
     if bs % world: raise ValueError(f'a batch of {bs} cannot be shared by {world} processes: choose another --bs.')
+    return bs//world
+
+
+def _data(config, bs, seen, cache):
+    "The data of a run, with `bs` images of each batch"
     chosen = {k: config[k] for k in ('seed', 'size', 'valid', 'img_size')}
-    if seen is not None: seen.read(config['img_size'], cache, progress=not int(os.environ.get('RANK', 0)))
-    return first_before_others(lambda: benchmark_dls(config['benchmark'] if seen is None else seen, bs=bs//world, **chosen))
+    if seen is not None: seen.read(config['img_size'], cache, progress=not rank_distrib())
+    return first_before_others(lambda: benchmark_dls(config['benchmark'] if seen is None else seen, bs=bs, **chosen))
 
 
 def train_run(
@@ -123,10 +134,11 @@ def train_run(
 ):
     "Train the model of `config` and its rivals in a folder below `out`, score all on the test set, write the report"
     if resume and config.get('minutes'): config = _as_before(config, out)
-    dls = _share(config, start_processes(), seen, cache)
+    dls = _data(config, share_of(config['recipe']['bs'], start_processes()), seen, cache)
     config = {**config, 'title': dls.title}
     if seen is not None and not rank_distrib(): _say_what_was_seen(seen, config)
-    path = from_first(lambda: _open_folder(config, out, name, resume))
+    path = from_first(lambda: run_folder(config, out, name, resume))
+    from_first(lambda: write_config(path, config, resume))
     provenance = {k: config[k] for k in ('benchmark', 'title', 'seed')}
     provenance.update(commit=commit(), images=len(dls.train.dataset), **dls.reading)
     trained = {}
@@ -199,21 +211,27 @@ def _train_one(dls, path, settings, config, resume, provenance, turn=False, comp
         learn.loss_func = CrossEntropyLossFlat(weight=weight, label_smoothing=s['label_smoothing'])
     if source: adopt_weights(learn.model, source.cpu())
     dls.train.dataset.augment = ('rot',) if turn else getattr(type(dls.train.dataset), 'augment', ())
-    _announce(learn, s, train['epochs'], turn)
+    form = ' in small form' if SMALL.items() <= s.items() else ''
+    announce(learn, s['model'] + form + ' with random rotations'*turn, train['epochs'])
     try: fit(learn, **train, path=path, seed=seed, resume=resume, provenance={**provenance, **({'rotations': True} if turn else {})})
     finally:
         if turn: dls.train.dataset.augment = ()
-    if learn.stopped: raise Stopped('' if rank_distrib() else f'Stopped and saved in {path}. To go on: the same command with --resume.')
-    return from_first(lambda: load_model(path/'best.safetensors')).to(dls.device)
+    return best_of(learn, path)
 
 
-def _announce(learn, settings, epochs, turn):
+def announce(learn, name:str, epochs:int):
     "Say what is trained, and how long it takes here"
-    steps, form = len(learn.dls.train.shard()), ' in small form' if SMALL.items() <= settings.items() else ''
+    steps = len(learn.dls.train.shard())
     needs = human_time(1.15*seconds_per_step(learn)*steps*epochs)
     if rank_distrib(): return
-    print(f"Training {settings['model']}{form}{' with random rotations'*turn} ({count_params(learn.model):,} parameters) "
-          f"on {learn.dls.about}. {epochs} epochs of {steps} steps: about {needs} here.", flush=True)
+    print(f'Training {name} ({count_params(learn.model):,} parameters) on {learn.dls.about}. {epochs} epochs of {steps} steps: '
+          f'about {needs} here.', flush=True)
+
+
+def best_of(learn, path):
+    "The best weights by validation of a training in the folder `path`, unless it was stopped"
+    if learn.stopped: raise Stopped('' if rank_distrib() else f'Stopped and saved in {path}. To go on: the same command with --resume.')
+    return from_first(lambda: load_model(path/'best.safetensors')).to(learn.dls.device)
 
 
 # --- what it is worth ---
@@ -250,8 +268,7 @@ def _spent(folder, model)->dict:
 
 def _keep_temperature(model, folder, dls)->float:
     "Fit the temperature on the validation images, upright and rotated, and write it into the file of the best weights"
-    z, y = [torch.cat(o) for o in zip(*[logits_on(model, dl) for dl in (dls.valid, dls.turned)])]
-    found = round(fit_temperature(z, y), 4)
+    found = round(validated_temperature(model, dls), 4)
     header, tensors = read_tensors(folder/'best.safetensors')
     write_tensors(folder/'best.safetensors', tensors, {**{k: v for k, v in header.items() if k != 'sha256'}, 'temperature': found})
     model.provenance['temperature'] = found

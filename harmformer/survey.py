@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold
 from harmformer.files import DataError, picture_files
 from harmformer.pixels import FilePixels, kept_pixels, read_header, read_scaled
-from harmformer.system import random_stream
+from harmformer.system import memory_for_pictures, random_stream
 
 PARTS = 'train', 'valid', 'test'
 OTHER_NAMES = dict(valid=('valid', 'val', 'validation'), train=('train', 'training'), test=('test', 'testing'))
@@ -27,7 +27,6 @@ def is_table(source)->bool:
 
 
 def _shown(items, progress, least=500)->Any: return progress_bar(items, leave=False) if progress and len(items) > least else items
-def _memory(): return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')/3 if hasattr(os, 'sysconf') else 1e9
 def _name(path): return os.fsencode(path.name).decode(errors='replace')
 
 
@@ -192,7 +191,7 @@ class PictureFolder:
         if self.x is not None and side == self.side: return self
         deep = bool(self.as_stored) and any(h.deep for h in self.headers)
         n, c = len(self.files), self.as_stored or 3
-        fits = n*c*side**2*(4 if deep else 1) < (_memory() if memory is None else memory)
+        fits = n*c*side**2*(4 if deep else 1) < (memory_for_pictures() if memory is None else memory)
         kept:Any = kept_pixels(n, c, side, deep) if cache and not fits else None
         if fits: kept = torch.empty(n, c, side, side, dtype=torch.float32 if deep else torch.uint8)
         grey, empty = [], []
