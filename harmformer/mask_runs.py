@@ -10,8 +10,9 @@ import torch
 from harmformer.core import count_params, create_model, load_model
 from harmformer.data import TensorDL
 from harmformer.class_report import as_html, called, figure
-from harmformer.mask_scores import dice_interval, score_pictures, side_of, tallies, total, turned_picture
+from harmformer.mask_scores import dice_interval, score_pictures, tallies, total, turned_picture
 from harmformer.masks import MaskLoss, MaskPatches, look_at_masks, with_colours
+from harmformer.predict import side_of
 from harmformer.report import append_row, read_json, read_run, write_page
 from harmformer.runs import announce, best_of, run_folder, share_of, write_config
 from harmformer.segment import middle, show_maps, turning_maps

@@ -13,6 +13,7 @@ from fastprogress import progress_bar
 from scipy import ndimage
 from harmformer.fields import rotate_image
 from harmformer.masks import with_colours
+from harmformer.predict import side_of
 from harmformer.segment import segment
 from harmformer.system import random_stream
 
@@ -131,8 +132,3 @@ def dice_interval(found, draws:int=1000)->tuple: # (low, high)
     drawn = [rng.randint(0, len(found), len(found)) for _ in range(draws)]
     dice = [_mean(2*hits[i].sum(0)/np.maximum(1, both[i].sum(0))) for i in drawn]
     return tuple(float(o) for o in np.quantile(dice, (.025, .975)))
-
-
-def side_of(model):
-    size = model.config.get('img_size', 64)
-    return size if isinstance(size, int) else size[0]

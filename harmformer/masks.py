@@ -3,7 +3,7 @@
 
 __all__ = ['is_mask_folder', 'read_image', 'read_mask', 'MaskFolder', 'look_at_masks', 'MaskPatches', 'MaskLoss', 'apart']
 
-import math, tempfile
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fastprogress import progress_bar
 from torch import nn
 from harmformer.fields import rotate_image
 from harmformer.files import DataError, open_picture, picture_files, to_rgb
+from harmformer.patches import Patches
 from harmformer.survey import PARTS
 from harmformer.system import memory_for_pictures, random_stream
 
@@ -198,9 +199,8 @@ def apart(labels)->np.ndarray: # (h, w), True on objects
     return y
 
 
-class MaskPatches:
+class MaskPatches(Patches):
     "`n` random patches of pictures, with their masks as targets; which they are is a function of `key`"
-    layout = 3, .55
     def __init__(self,
         pictures,             # a part of a MaskFolder
         n:int,                # patches
@@ -211,9 +211,8 @@ class MaskPatches:
         key=None,             # words that fix the patches; None: the key of each batch does
         marked:float=.5,      # share of the patches with a marked pixel in the middle half
     ):
-        self.pictures, self.n, self.size, self.vocab, self.channels = pictures, n, size, list(names), channels
-        self.augment, self.turn, self.key, self.marked, self._drawn = augment, turn, key, marked, None
-        self.window = 2*math.ceil(size/2*2**.5) if turn else size
+        super().__init__('masks', list(names), n, size, augment, key, turn)
+        self.pictures, self.channels, self.marked = pictures, channels, marked
         self.places = [[] for _ in names[1:]]                   # of each class: (picture, up to 1,000 of its pixels)
         for i, o in enumerate(pictures):
             for c, places in enumerate(self.places, 1):
@@ -221,14 +220,9 @@ class MaskPatches:
                 if len(at): places.append((i, at[random_stream('places', i, c).randint(0, len(at), 1000)]))
         self.places = [p for p in self.places if p]
 
-    def __len__(self): return self.n
-    def __getitem__(self, i): return tuple(o[0] for o in self.batch([i]))
-
-    def draw(self, key):
+    def drawn(self, rng):
         "Ten numbers from U[0, 1) per patch"
-        key = self.key or key
-        if self._drawn is None or self._drawn[0] != key: self._drawn = key, random_stream('masks', *key).random_sample((self.n, 10))
-        return self._drawn[1]
+        return rng.random_sample((self.n, 10))
 
     def corner(self, u):
         "Picture, row and column of the window that the random numbers `u` choose"
@@ -241,9 +235,9 @@ class MaskPatches:
         else:
             i, spread = int(u[2]*len(self.pictures)), 0
             row, col = [int(w*max(1, n - self.size + 1)) for n, w in zip(self.pictures[i]['labels'].shape, u[4:6])]
-        shape, margin = self.pictures[i]['labels'].shape, (self.window - self.size)//2
+        shape = self.pictures[i]['labels'].shape
         row, col = [min(max(v - spread, 0), max(n - self.size, 0)) for v, n in zip((row, col), shape)]
-        return i, row - margin, col - margin
+        return i, row - self.margin, col - self.margin
 
     def cut(self, u):
         "Image (channels, window, window) in [0, 1] and labels (window, window)"
@@ -255,7 +249,7 @@ class MaskPatches:
 
     def batch(self, idxs, key=(0, 0)):
         "Patches (b, channels, size, size) in [0, 1]; masks (b, 1, size, size) of 0 and 1, or classes (b, size, size)"
-        us, m = self.draw(key)[list(idxs)], (self.window - self.size)//2
+        us, m = self.draw(key)[list(idxs)], self.margin
         x, y = [torch.stack(o) for o in zip(*[self.cut(u) for u in us])]
         u = torch.from_numpy(us).float()
         if self.turn: x, y = rotate_image(x, 360*u[:, 6]), rotate_image(y[:, None], 360*u[:, 6], 'nearest')[:, 0]
@@ -266,12 +260,6 @@ class MaskPatches:
         return x, y[:, None] if len(self.vocab) == 2 else y.long()
 
     def new_empty(self): return MaskPatches([], 0, self.size, self.vocab, self.channels)
-
-    def show(self, ax, x, y, pred=None):
-        "A patch, its mask and the predicted mask, side by side"
-        def grey(o): return (o.float()/max(1, len(self.vocab)-1)).reshape(1, *o.shape[-2:]).expand(3, -1, -1)
-        maps = [x.detach().cpu().expand(3, -1, -1), *[grey(o.detach().cpu()) for o in (y, *([] if pred is None else [pred]))]]
-        ax.imshow(torch.cat(maps, -1).clamp(0, 1).permute(1, 2, 0))
 
 
 class MaskLoss(nn.Module):

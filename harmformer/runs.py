@@ -3,6 +3,7 @@
 __all__ = ['look', 'run_config', 'train_run', 'free_name', 'run_folder', 'write_config', 'share_of', 'announce', 'best_of']
 
 import json, platform, re
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -141,11 +142,13 @@ def train_run(
     from_first(lambda: write_config(path, config, resume))
     provenance = {k: config[k] for k in ('benchmark', 'title', 'seed')}
     provenance.update(commit=commit(), images=len(dls.train.dataset), **dls.reading)
-    trained = {}
+    train, trained = partial(_train_one, dls, config=config, resume=resume, provenance=provenance, compile=compile), {}
     for n, (folder, settings) in _todo(path, config).items():
-        trained[n] = _train_one(dls, folder, settings, config, resume, provenance, n.endswith('+rot'), compile)
-        if config.get('same_seconds') and folder != path:
-            trained.update(_as_long(n, path, folder, settings, dls, config, resume, provenance, compile))
+        trained[n] = folder, train(folder, settings, turn=n.endswith('+rot'))
+        longer = _as_long(path, folder, settings) if config.get('same_seconds') and folder != path else settings
+        if longer != settings:
+            folder = path/f'{n}-as-long'
+            trained[f'{n}, as long'] = folder, train(folder, longer, turn=n.endswith('+rot'))
     teardown_distrib()
     if rank_distrib(): return
     results = {**_judge(trained, dls, path, config), **({} if seen is None else {'seen': str(seen)})}
@@ -174,13 +177,10 @@ def _todo(path, config):
 def _seconds(folder): return (read_state(folder) or ({'seconds': 0.},))[0]['seconds']
 
 
-def _as_long(name, path, folder, settings, dls, config, resume, provenance, compile):
-    "The rival once more, for as many epochs as fit into the seconds of the model; nothing, if these are as many as before"
+def _as_long(path, folder, settings):
+    "The settings of the rival in `folder` with as many epochs as fit into the seconds of the model"
     epochs = from_first(lambda: round(settings['epochs']*_seconds(path)/max(.1, _seconds(folder))))
-    epochs = min(500, max(1, epochs))
-    if epochs == settings['epochs']: return {}
-    longer = {**settings, 'epochs': epochs}
-    return {f'{name}, as long': _train_one(dls, path/f'{name}-as-long', longer, config, resume, provenance, name.endswith('+rot'), compile)}
+    return {**settings, 'epochs': min(500, max(1, epochs))}
 
 
 class _Patience(Callback):
@@ -210,7 +210,7 @@ def _train_one(dls, path, settings, config, resume, provenance, turn=False, comp
         weight = torch.tensor(config['class_weights']).to(dls.device)
         learn.loss_func = CrossEntropyLossFlat(weight=weight, label_smoothing=s['label_smoothing'])
     if source: adopt_weights(learn.model, source.cpu())
-    dls.train.dataset.augment = ('rot',) if turn else getattr(type(dls.train.dataset), 'augment', ())
+    if turn: dls.train.dataset.augment = ('rot',)
     form = ' in small form' if SMALL.items() <= s.items() else ''
     announce(learn, s['model'] + form + ' with random rotations'*turn, train['epochs'])
     try: fit(learn, **train, path=path, seed=seed, resume=resume, provenance={**provenance, **({'rotations': True} if turn else {})})
@@ -236,25 +236,18 @@ def best_of(learn, path):
 
 # --- what it is worth ---
 
-def _folder_of(name, path, config):
-    "The folder of a model below that of the run"
-    base = name.removesuffix(', as long')
-    folder = _todo(path, config)[base][0].relative_to(path)
-    return f'{folder}-as-long' if base != name else str(folder)
-
-
-def _judge(models, dls, path, config)->dict:
+def _judge(trained, dls, path, config)->dict:
     "What results.json holds: scores of all models on the test set, accuracy by angle, and the result in a sentence"
     own, rows, by_angle = 'same_seconds' in config, [], {}
     angles, some = (report.ANGLES[::2], 100) if own else (report.ANGLES, 300)
     flat = (dls.upright or dls.test).dataset
-    todo:Any = progress_bar(list(models.items()), leave=False)
-    for n, m in todo:
-        folder = _folder_of(n, path, config)
-        warm = {} if dls.images else {'temperature': _keep_temperature(m, path/folder, dls)}
-        rows.append(dict(model=n, params=count_params(m), **final_scores(m, dls), **_spent(path/folder, m), folder=folder, **warm))
+    todo:Any = progress_bar(list(trained.items()), leave=False)
+    for n, (folder, m) in todo:
+        warm = {} if dls.images else {'temperature': _keep_temperature(m, folder, dls)}
+        rows.append(dict(model=n, params=count_params(m), **final_scores(m, dls), **_spent(folder, m),
+                         folder=str(folder.relative_to(path)), **warm))
         if not dls.images: by_angle[n] = accuracy_by_angle(m, flat, angles, n=some)
-    advice = mirror_advice(next(iter(models.values())), dls) if own else ''
+    advice = mirror_advice(next(iter(trained.values()))[1], dls) if own else ''
     return dict(rows=rows, by_angle=by_angle, says=in_words(rows, dls), **(dict(advice=[advice] if advice else []) if own else {}))
 
 

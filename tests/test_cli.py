@@ -3,6 +3,7 @@ import json, os, re, signal, subprocess, sys, time
 from pathlib import Path
 import pytest, torch
 from PIL import Image
+from harmformer import cli
 from harmformer.core import load_model
 from harmformer.data import benchmark_dls
 from harmformer.cli import harmformer_eval, harmformer_predict, harmformer_train
@@ -176,3 +177,10 @@ def test_predict(tmp_path, capsys, finished):
     harmformer_predict(str(finished[0]), [str(tmp_path/'new'/'00.png')])            # the folder of a run
     with pytest.raises(SystemExit, match='missing'): harmformer_predict('digits', [str(tmp_path/'gone.png')])
     with pytest.raises(SystemExit, match='do not say vocab'): harmformer_predict('drive', [str(tmp_path/'new'/'00.png')])
+
+
+@pytest.mark.parametrize('name', ['train', 'eval', 'report', 'predict', 'segment', 'export'])
+def test_help_from_python(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['-c', '--help'])
+    getattr(cli, f'harmformer_{name}')()               # shows its help, and starts nothing
+    assert f'usage: harmformer_{name}' in capsys.readouterr().out

@@ -588,6 +588,7 @@ def test_learner_on_patches(drive):
         p, y = learn.get_preds(dl=dls.turned)
         assert p.shape == y.shape == (6, 1, 64, 64)
         learn.show_results()
+    assert not dls.new_empty().train.dataset.maps.numel()      # what is exported holds no photographs
     dls.show_batch()
 
 
