@@ -106,9 +106,9 @@ def in_words(rows, dls)->str:
     return '. '.join(f"{called(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
 
 
-def append_row(file, *rows, anew:bool=False):
-    "Add rows, or tables, to a CSV file, which it starts if need be, or `anew`."
-    old = pd.DataFrame() if anew or not Path(file).exists() else _old_rows(file)
+def append_row(file, *rows):
+    "Add rows, or tables, to a CSV file, which it starts if need be."
+    old = _old_rows(file) if Path(file).exists() else pd.DataFrame()
     new = [o if isinstance(o, pd.DataFrame) else pd.DataFrame([o]) for o in rows]
     write_whole(file, pd.concat([old, *new]).to_csv(index=False, lineterminator='\n'))
 

@@ -6,6 +6,7 @@ from harmformer.gallery import RIVALS
 from harmformer.group_attention import GroupAttention, GroupTransformer
 from harmformer.group_conv import GCNN, GroupConv2d, LiftConv2d, rotate_group
 from harmformer.fields import analytic_image, rel_error
+from harmformer.model import settle
 from harmformer.upright import OrientationNet, Upright, rotate_back
 
 PLAIN = ('cnn', 'vit', 'unet', 'resnet18')
@@ -17,11 +18,8 @@ def made(name, **kw):
     "A model of that name in eval mode whose running statistics are those of some images, and other images."
     torch.manual_seed(0)
     model = create_model(name, **kw)
-    for m in model.modules():
-        if hasattr(m, 'momentum'): m.momentum = 1.
-    x = torch.rand(6, *model.default_cfg['input_size'])
-    with torch.no_grad(): model.train()(x)
-    return model.eval(), torch.rand(4, *model.default_cfg['input_size'])
+    some, others = [torch.rand(n, *model.default_cfg['input_size']) for n in (6, 4)]
+    with torch.no_grad(): return settle(model, some), others
 
 
 @torch.no_grad()
