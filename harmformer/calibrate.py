@@ -1,6 +1,7 @@
 """How far the probabilities of a classifier can be trusted, and what it confuses."""
 
-__all__ = ['logits_on', 'fit_temperature', 'validated_temperature', 'reliability', 'calibration_error', 'class_errors', 'confused_pairs', 'surest_mistakes']
+__all__ = ['logits_on', 'fit_temperature', 'validated_temperature', 'reliability', 'calibration_error', 'class_errors',
+           'confused_pairs', 'surest_mistakes']
 
 import math
 from typing import Any

@@ -282,12 +282,17 @@ def check_cifar(made):
     return digest(dls.test)
 
 
-def test_cifar_from_folder_and_from_archive(home, net, cifar, monkeypatch):
+@pytest.fixture
+def cifar_folder(home, cifar):
     folder = home/'data'/'cifar-10-batches-bin'
     folder.mkdir()
     for name, b in cifar.items(): (folder/name).write_bytes(b)
+    return folder
+
+
+def test_cifar_from_folder_and_from_archive(home, net, cifar, cifar_folder, monkeypatch):
     first = check_cifar(cifar)
-    for p in folder.iterdir(): p.unlink()
+    for p in cifar_folder.iterdir(): p.unlink()
     f = io.BytesIO()
     with tarfile.open(fileobj=f, mode='w:gz', compresslevel=1) as tar:
         for name, b in cifar.items():
@@ -301,11 +306,8 @@ def test_cifar_from_folder_and_from_archive(home, net, cifar, monkeypatch):
 
 
 @pytest.mark.parametrize('harm, why', [(lambda p: p.write_bytes(p.read_bytes()[:-1]), 'truncated or corrupt'), (Path.unlink, 'missing and could not')])
-def test_damaged_cifar(home, cifar, harm, why):
-    folder = home/'data'/'cifar-10-batches-bin'
-    folder.mkdir()
-    for name, b in cifar.items(): (folder/name).write_bytes(b)
-    harm(folder/'data_batch_3.bin')
+def test_damaged_cifar(cifar_folder, harm, why):
+    harm(cifar_folder/'data_batch_3.bin')
     with pytest.raises(DataError, match=why) as e: benchmark_dls('cifar-rot-test')
     assert 'data_batch_3.bin' in str(e.value) and files._CIFAR['data_batch_3.bin'] in str(e.value)
 
