@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 import torch
+from harmformer.class_report import as_html, called, figure
 from harmformer.core import count_params, create_model, load_model
 from harmformer.data import TensorDL
-from harmformer.class_report import as_html, called, figure
 from harmformer.mask_scores import dice_interval, score_pictures, tallies, total, turned_picture
 from harmformer.masks import MaskLoss, MaskPatches, look_at_masks, with_colours
 from harmformer.predict import side_of

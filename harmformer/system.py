@@ -27,14 +27,11 @@ def _why(e):
     return 'the disk is full. Make room there' if full else f'{e.strerror or e}. Make that possible'
 
 
-def _part(path): return path.with_name(f'{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part')
-
-
 @contextmanager
 def whole_file(path):
     "The name of a temporary file beside `path`, which replaces `path` at the end, or vanishes if anything fails"
     path = Path(path)
-    part = _part(path)
+    part = path.with_name(f'{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part')
     try:
         yield part
         with open(part, 'rb+') as f: os.fsync(f.fileno())   # a power cut after the next line finds the whole file
