@@ -6,13 +6,15 @@
 Every variant sees the same upright digits in the same order, in the small form of the model, and is judged on the same turned validation
 digits. Rows that are in the file already are not computed again: an interrupted run goes on where it stopped.
 """
-import csv, subprocess, time
+import time
 from pathlib import Path
-import torch
+import pandas as pd, torch
 from fastcore.script import call_parse
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harmformer.core import count_params
 from harmformer.data import benchmark_dls
+from harmformer.report import append_row
+from harmformer.system import commit
 from harmformer.train import SMALL, accuracy_on, fit, harmformer_learner
 from fastai.callback.core import Callback
 
@@ -77,12 +79,9 @@ def main(
     valid:int=1000, # validation images
 ):
     "Train every variant on the same budget"
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=FILE.parent, capture_output=True, text=True).stdout.strip()
-    rows = list(csv.DictReader(FILE.open())) if FILE.exists() else []
-    done = {(r['question'], r['variant'], int(r['seed'])) for r in rows}
+    done = {(r.question, str(r.variant), r.seed) for r in pd.read_csv(FILE).itertuples()} if FILE.exists() else set()
     todo = [(k, v, s) for k, v in VARIANTS.items() for s in range(seeds) if only in (None, k[0]) and (*k, s) not in done]
     for i, ((question, variant), changes, seed) in enumerate(todo, 1):
-        rows.append(dict(question=question, variant=variant, **train(changes, seed, size, valid), commit=commit, date=time.strftime('%Y-%m-%d')))
-        with FILE.open('w', newline='') as f:
-            w = csv.DictWriter(f, rows[0], lineterminator='\n'); w.writeheader(); w.writerows(rows)
-        print(f"{i}/{len(todo)} {question}: {variant}, seed {seed}: {float(rows[-1]['valid_turned_error']):.2%} error turned, {rows[-1]['seconds']} s", flush=True)
+        row = dict(question=question, variant=variant, **train(changes, seed, size, valid), commit=commit(), date=time.strftime('%Y-%m-%d'))
+        append_row(FILE, row)
+        print(f"{i}/{len(todo)} {question}: {variant}, seed {seed}: {row['valid_turned_error']:.2%} error turned, {row['seconds']} s", flush=True)

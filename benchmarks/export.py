@@ -2,10 +2,12 @@
 
 Run on a quiet machine: python benchmarks/export.py [--threads 2]
 The table is from one run: with the names of some weights their rows are only printed."""
-import argparse, tempfile, time
+import tempfile, time, timeit
 from pathlib import Path
 
 import pandas as pd, torch
+from fastcore.script import call_parse
+from harmformer.cli import argument
 from harmformer.core import load_model, weight_names
 from harmformer.export import OnnxModel, export_onnx
 
@@ -14,11 +16,7 @@ OUT = Path(__file__).parent.parent/'nbs/results/export.csv'
 
 def milliseconds(programs, x, times):
     "The least time of each program, called in turns, so that a busy moment does not hit one of them alone"
-    def once(f):
-        start = time.perf_counter()
-        f(x)
-        return 1e3*(time.perf_counter() - start)
-    rounds = [[once(f) for f in programs] for _ in range(times + 2)][2:]  # two to warm up
+    rounds = [[1e3*timeit.timeit(lambda: f(x), number=1) for f in programs] for _ in range(times + 2)][2:]  # two to warm up
     return [min(o) for o in zip(*rounds)]
 
 
@@ -42,15 +40,16 @@ def measure(name, folder, threads):
     return row
 
 
-if __name__ == '__main__':
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('weights', nargs='*')
-    parser.add_argument('--threads', type=int, default=2)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+@call_parse
+def main(
+    weights:argument('names of weights that come with the package, by default all', nargs='*', opt=False),
+    threads:int=2,
+):
+    "Compare the weights of the package with their ONNX files"
+    torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         rows = []
-        for name in args.weights or weight_names():
-            rows.append(measure(name, Path(folder), args.threads))
+        for name in weights or weight_names():
+            rows.append(measure(name, Path(folder), threads))
             print(rows[-1], flush=True)
-    if not args.weights: pd.DataFrame(rows).to_csv(OUT, index=False, lineterminator='\n')
+    if not weights: pd.DataFrame(rows).to_csv(OUT, index=False, lineterminator='\n')

@@ -1,6 +1,7 @@
 """How far the probabilities of a classifier can be trusted, and what it confuses."""
 
-__all__ = ['logits_on', 'fit_temperature', 'reliability', 'calibration_error', 'class_errors', 'confused_pairs', 'surest_mistakes']
+__all__ = ['logits_on', 'fit_temperature', 'validated_temperature', 'reliability', 'calibration_error', 'class_errors',
+           'confused_pairs', 'surest_mistakes']
 
 import math
 from typing import Any
@@ -26,6 +27,11 @@ def fit_temperature(logits, y)->float:
     def loss(t): return F.cross_entropy(logits.double()/math.exp(t), y, label_smoothing=doubt).item()
     found:Any = minimize_scalar(loss, bounds=(-3., 3.), method='bounded')
     return math.exp(found.x)
+
+
+def validated_temperature(model, dls)->float:
+    "The temperature that fits the validation images of `dls`, upright and rotated together"
+    return fit_temperature(*[torch.cat(o) for o in zip(*[logits_on(model, dl) for dl in (dls.valid, dls.turned)])])
 
 
 def reliability(p, right, bins:int=10)->list: # [(mean probability, share of right answers, how many)…] of the bins with answers

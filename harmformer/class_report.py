@@ -1,16 +1,16 @@
 """What the report of a classifier shows: errors with intervals, by class and by angle, calibration, confusions and mistakes."""
 
-__all__ = ['called', 'error_table', 'polar', 'class_parts']
+__all__ = ['figure', 'as_html', 'called', 'error_table', 'polar', 'class_parts']
 
-import html
+import base64, html, io
 from itertools import cycle
 from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
-from harmformer.calibrate import (calibration_error, class_errors, confused_pairs, fit_temperature, logits_on, reliability,
-                                  surest_mistakes)
+from harmformer.calibrate import (calibration_error, class_errors, confused_pairs, logits_on, reliability, surest_mistakes,
+                                  validated_temperature)
 from harmformer.evaluate import COLOURS, nice, plot_polar, wilson
 
 PALETTE = *COLOURS, 'C4', 'C5', 'C6', 'C8'                  # ours is green, a plain network orange
@@ -23,7 +23,16 @@ def called(name:str)->str:
     return nice(base) + ' with rotations'*turned + ', as long'*longer
 
 
-def _figure(rows=1, cols=1, size=(6, 3), **kw)->Any: return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
+def figure(rows=1, cols=1, size=(6, 3), **kw)->Any: return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
+
+
+def as_html(fig, alt:str)->str:
+    "A figure as an image inside the page, described by `alt`"
+    buf = io.BytesIO()
+    fig.savefig(buf, format='png'); plt.close(fig)
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buf.getvalue()).decode()}">'
+
+
 def _errors(accuracy, n): return [100*(1 - accuracy), *[100*(1 - o) for o in reversed(wilson(accuracy, n))]]
 def _percent(accuracy, n): return '{:.1f} % ({:.1f}–{:.1f})'.format(*_errors(accuracy, n))
 
@@ -43,7 +52,7 @@ def error_table(rows, n:int)->str: # HTML
 
 def error_bars(rows, n:int):
     "Errors upright and rotated, with intervals"
-    fig, ax = _figure(size=(7.5, .7 + .5*len(rows)))
+    fig, ax = figure(size=(7.5, .7 + .5*len(rows)))
     for i, (r, c) in enumerate(zip(rows, cycle(PALETTE))):
         for k, (key, shade) in enumerate((('at_0', .45), ('turned', 1.))):
             e, low, high = _errors(r[key], n)
@@ -77,7 +86,7 @@ def by_class(judged, vocab)->str: # HTML
 def calibration(judged, temperatures):
     "Reliability diagrams on rotated test images, before and after the temperature"
     cols = min(3, len(judged))
-    fig, axs = _figure(-(-len(judged)//cols), cols, (2.9*cols, 3.1*-(-len(judged)//cols)), squeeze=False)
+    fig, axs = figure(-(-len(judged)//cols), cols, (2.9*cols, 3.1*-(-len(judged)//cols)), squeeze=False)
     for ax in axs.flat[len(judged):]: ax.axis('off')
     for ax, (name, (z, y)), c in zip(axs.flat, judged.items(), cycle(PALETTE)):
         ax.plot([0, 1], [0, 1], color='.6', lw=1)
@@ -94,7 +103,7 @@ def calibration(judged, temperatures):
 @torch.no_grad()
 def turning(models, dataset, angles=(0, 30, 60, 90, 135, 180, 225, 270, 315), rows=3):
     "A few images that rotate, and what each model says."
-    fig, axs = _figure(rows, len(angles), (1.05*len(angles), (1.2 + .2*len(models))*rows))
+    fig, axs = figure(rows, len(angles), (1.05*len(angles), (1.2 + .2*len(models))*rows))
     for r, i in enumerate(torch.linspace(0, len(dataset) - 1, rows).long().tolist()):
         for ax, a in zip(axs[r], angles):
             x, y = dataset.subset([i]).turned([a]).batch([0])
@@ -102,7 +111,7 @@ def turning(models, dataset, angles=(0, 30, 60, 90, 135, 180, 225, 270, 315), ro
             ax.set_title(f'{a}°' if r == 0 else '', fontsize=8)
             for k, m in enumerate(models.values()):
                 p = m(x.to(next(m.parameters()).device)).argmax(1).item()
-                ax.text(.5, -.12 - .2*k, str(dataset.vocab[p])[:14], transform=ax.transAxes, ha='center', va='center', fontsize=7,
+                ax.text(.5, -.12 - .2*k, str(dataset.vocab[p])[:14], transform=ax.transAxes, ha='center', va='center', fontsize=8,
                         color='g' if p == y.item() else 'r')
             ax.axis('off')
     fig.suptitle('below each picture: ' + ', then '.join(map(called, models)) + ' (red: wrong)', fontsize=9)
@@ -112,7 +121,7 @@ def turning(models, dataset, angles=(0, 30, 60, 90, 135, 180, 225, 270, 315), ro
 def confusion(z, y, vocab):
     "What is taken for what on the rotated test images."
     side = min(9, 2.5 + .3*len(vocab))
-    fig, ax = _figure(size=(side + .6, side))
+    fig, ax = figure(size=(side + .6, side))
     found = confusion_matrix(y, z.argmax(1), labels=range(len(vocab)))
     ConfusionMatrixDisplay(found, display_labels=vocab).plot(ax=ax, cmap='Blues', colorbar=False, include_values=len(vocab) <= 15)
     plt.setp(ax.get_xticklabels(), rotation=45, ha='right')
@@ -122,13 +131,13 @@ def confusion(z, y, vocab):
 def _gallery(dataset, rows, titles):
     "Pictures in rows of lists of indices, each with its title"
     wide = max(map(len, rows))
-    fig, axs = _figure(len(rows), wide, (max(1.35*wide, 4), 1.6*len(rows)), squeeze=False)
+    fig, axs = figure(len(rows), wide, (max(1.35*wide, 4), 1.6*len(rows)), squeeze=False)
     for ax in axs.flat: ax.axis('off')
     for row, indices, names in zip(axs, rows, titles):
         for ax, i, name in zip(row, indices, names):
             x, y = dataset.batch([i])
             dataset.show(ax, x[0], y[0])
-            ax.set_title(name, fontsize=7, color='k')
+            ax.set_title(name, fontsize=8, color='k')
     return fig
 
 
@@ -149,20 +158,13 @@ def mistakes(z, y, dataset):
                     [[f'{dataset.vocab[a]}\n→ {dataset.vocab[b]} {p:.0%}' for _, a, b, p in r] for r in rows])
 
 
-def _temperatures(models, dls, rows):
-    "The temperature of every model: as its run found it, or, for older runs, fitted now"
-    known = {r['model']: r['temperature'] for r in rows if 'temperature' in r}
-    def fitted(m):
-        z, y = [torch.cat(o) for o in zip(*[logits_on(m, dl) for dl in (dls.valid, dls.turned)])]
-        return fit_temperature(z, y)
-    return {n: known.get(n) or fitted(m) for n, m in models.items()}
-
-
-def class_parts(models, dls, results, image)->list: # of HTML
-    "All that a classifier's report shows between its first table and the training; `image(fig, alt)` makes a picture of a figure"
+def class_parts(models, dls, results)->list: # of HTML
+    "All that a classifier's report shows between its first table and the training"
     rows, n, vocab = results['rows'], len(dls.test.dataset), [str(o) for o in dls.vocab]
     judged = {name: logits_on(m, dls.test) for name, m in models.items()}
-    temperatures, first, flat = _temperatures(models, dls, rows), next(iter(judged.values())), (dls.upright or dls.test).dataset
+    known = {r['model']: r.get('temperature') for r in rows}            # older runs have none
+    temperatures = {name: known.get(name) or validated_temperature(m, dls) for name, m in models.items()}
+    first, flat = next(iter(judged.values())), (dls.upright or dls.test).dataset
     cool = first[0]/next(iter(temperatures.values()))
     shown = [('Errors', error_bars(rows, n), 'test errors of all models with intervals', ''),
              ('Accuracy against angle', polar(results['by_angle']),
@@ -178,11 +180,11 @@ def class_parts(models, dls, results, image)->list: # of HTML
               'True class → answer of the first model, with its probability after the temperature.')]
     if len(vocab) <= MANY:
         shown.insert(4, ('Confusion', confusion(first[0], first[1], vocab), 'confusion matrix on rotated test images', 'The first model.'))
-    parts = [_section(title, fig, alt, text, image) for title, fig, alt, text in shown]
+    parts = [_section(*o) for o in shown]
     table = '<h2>By class</h2><p>Error on rotated test images' + (f', the {MANY} hardest classes' if len(vocab) > MANY else '') + '.</p>'
     return [*parts[:2], table + by_class(judged, vocab), *parts[2:]]
 
 
-def _section(title, fig, alt, text, image):
-    body = image(fig, alt) if fig is not None else '<p>None.</p>'
+def _section(title, fig, alt, text):
+    body = as_html(fig, alt) if fig is not None else '<p>None.</p>'
     return f'<h2>{html.escape(title)}</h2>' + (f'<p>{html.escape(text)}</p>' if text else '') + body

@@ -7,11 +7,12 @@ __all__ = ['harmformer_train', 'harmformer_eval', 'harmformer_report', 'harmform
 
 import ast, io, os, re, sys
 from contextlib import contextmanager
+from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 import fastcore.script
-from fastcore.script import call_parse
+from fastcore.script import anno_parser, call_parse
 from harmformer.files import DataError, picture_files
 from harmformer.onnx_file import OnnxModel
 from harmformer.system import Stopped, WriteError, reuse_memory
@@ -24,6 +25,15 @@ EXPECTED = DataError, ValueError, FloatingPointError, OSError, MemoryError, Impo
 def argument(help, type=str, **kwargs):
     "The annotation of an argument, with `kwargs` of argparse: fastcore 1 has a class for it, fastcore 2 takes what Python has"
     return fastcore.script.Param(help, type, **kwargs) if hasattr(fastcore.script, 'Param') else Annotated[type, help, kwargs]
+
+
+def command(f):
+    "`f` as a command. fastcore takes a call without arguments in `python -c` for one from Python: there, too, --help shows the help"
+    @wraps(f)
+    def called(*args, **kwargs):
+        if not (args or kwargs) and {'-h', '--help'} & {*sys.argv[1:]}: return anno_parser(f, f.__name__).print_help()
+        return f(*args, **kwargs)
+    return call_parse(called)
 
 
 def _sentence(e):
@@ -62,7 +72,7 @@ def _arguments(text):
     return {k: value(v) for k, _, v in pairs}
 
 
-@call_parse
+@command
 def harmformer_train(
     benchmark:argument('digits, mnist-rot-test, rotated-mnist, cifar-rot-test, pcam, drive; or your own pictures: a folder with a '
                        'subfolder for each class, or a CSV with path,label[,group]', opt=False, nargs='?')='digits',
@@ -109,7 +119,7 @@ def harmformer_train(
         train_run(config, out, name, resume, seen, cache, COMPILE[compile])
 
 
-@call_parse
+@command
 def harmformer_eval(
     weights:str,        # a file, the folder of a run, or the name of weights that come with the package
     benchmark:str=None, # by default the one that the weights were trained on
@@ -123,6 +133,7 @@ def harmformer_eval(
     from harmformer.evaluate import final_scores, judged_photos
     from harmformer.masks import is_mask_folder
     from harmformer.mask_runs import eval_masks
+    from harmformer.predict import side_of
     from harmformer.report import MEANS, append_row, eval_row
     with sentences():
         _at_least(bs=(bs, 1), n=(n, 1))
@@ -131,7 +142,7 @@ def harmformer_eval(
         benchmark = benchmark or model.provenance.get('benchmark')
         if not benchmark: raise ValueError(f'{weights} does not say what it was trained on: give --benchmark.')
         if is_mask_folder(benchmark): return eval_masks(model, benchmark, csv)
-        dls = benchmark_dls(benchmark, val_bs=bs, img_size=_side(model), as_stored=bool(model.provenance.get('as_stored')))
+        dls = benchmark_dls(benchmark, val_bs=bs, img_size=side_of(model, 32), as_stored=bool(model.provenance.get('as_stored')))
         _check_fit(weights, model, dls)
         model = model.to(dls.device)
         if dls.device.type == 'cpu': reuse_memory()
@@ -140,11 +151,6 @@ def harmformer_eval(
         found = final_scores(model, dls, n=n)
         for k, v in found.items(): print(f'  {MEANS[k]}: {v:.4f}' if dls.images else f'  {MEANS[k]}: {1 - v:.4%} error')
         if csv: append_row(csv, eval_row(model, dls, found, n))
-
-
-def _side(model):
-    size = model.config.get('img_size', 32)
-    return size if isinstance(size, int) else size[0]
 
 
 def _check_fit(weights, model, dls):
@@ -163,7 +169,7 @@ def _folder_of(csv, option='--csv'):
         raise WriteError(f'there is no folder {Path(csv).parent}: make it, or choose another {option}.')
 
 
-@call_parse
+@command
 def harmformer_report(path:str): # folder of a finished run
     "Write the report of a run again"
     from harmformer.mask_runs import is_mask_run, mask_report
@@ -178,7 +184,7 @@ def _trained(weights):
     return load_model(weights)
 
 
-@call_parse
+@command
 def harmformer_predict(
     weights:str,  # a file, the folder of a run, or the name of weights that come with the package; or an .onnx file
     pictures:argument('pictures, or folders of them', nargs='+', opt=False),
@@ -201,7 +207,7 @@ def harmformer_predict(
         if csv: save_table(csv, rows)
 
 
-@call_parse
+@command
 def harmformer_segment(
     images:argument('pictures to segment', nargs='+', opt=False),
     out:str='segmented',     # folder for the results
@@ -223,7 +229,7 @@ def harmformer_segment(
         save_maps(model, images, out, threshold, overlap)
 
 
-@call_parse
+@command
 def harmformer_export(
     weights:str,        # a file, the folder of a run, or the name of weights that come with the package
     to:str='onnx',      # onnx, or pt2 for torch.export
@@ -235,6 +241,7 @@ def harmformer_export(
     from harmformer.core import load_model
     from harmformer.data import benchmark_dls
     from harmformer.export import compare, export_onnx, export_program, load_program
+    from harmformer.predict import side_of
     with sentences():
         if to not in ('onnx', 'pt2'): raise ValueError(f'--to is onnx or pt2, not {to}.')
         if pixels not in (None, 'any') and not str(pixels).isdecimal():
@@ -247,7 +254,7 @@ def harmformer_export(
         if not check: return
         benchmark = model.provenance.get('benchmark')
         if not benchmark: raise ValueError(f'{weights} does not say what it was trained on, so there are no images for --check.')
-        dls = benchmark_dls(benchmark, val_bs=32, img_size=size if isinstance(size, int) else _side(model))
+        dls = benchmark_dls(benchmark, val_bs=32, img_size=size if isinstance(size, int) else side_of(model, 32))
         batches = islice(dls.valid, 8) if dls.images else dls.test  # of patches there are tens of thousands
         found = compare(model, OnnxModel(file) if to == 'onnx' else load_program(file), batches)
         for k, v in found.items(): print(f'  {k}: {v:.4g}')

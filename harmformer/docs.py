@@ -34,10 +34,16 @@ def _arguments(f, lines):
     return ['    ' + ', '.join(args) + (_comment(lines, row) if row != result else '') for row, args in rows.items()]
 
 
-def _docs(node, lines):
+def _init(node, classes):
+    "The `__init__` of a class, or of its base, if that is one of `classes`, {name: definition}."
+    own = next((o for o in node.body if isinstance(o, ast.FunctionDef) and o.name == '__init__'), None)
+    bases = [classes[o.id] for o in node.bases if isinstance(o, ast.Name) and o.id in classes]
+    return own or (_init(bases[0], classes) if bases else None)
+
+
+def _docs(node, lines, classes):
     "What to add to the docstring of a function or class."
-    if isinstance(node, ast.ClassDef):
-        node = next((o for o in node.body if isinstance(o, ast.FunctionDef) and o.name == '__init__'), None)
+    if isinstance(node, ast.ClassDef): node = _init(node, classes)
     if node is None or not (args := _arguments(node, lines)): return ''
     back = f'\n\nReturns:\n    {ast.unparse(node.returns)}{_comment(lines, node.returns.lineno)}' if node.returns else ''
     return '\n\nArgs:\n' + '\n'.join(args) + back
@@ -56,7 +62,9 @@ def document(
     for module in map(sys.modules.get, names):
         if not (file := getattr(module, '__file__', None)): continue   # a notebook
         source = Path(file).read_text(encoding='utf-8')
-        for node in ast.parse(source).body:
+        nodes = ast.parse(source).body
+        classes = {o.name: o for o in nodes if isinstance(o, ast.ClassDef)}
+        for node in nodes:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith('_'): continue
             obj = _object(module, node)
-            if obj.__doc__ and 'Args:' not in obj.__doc__: obj.__doc__ += _docs(node, source.splitlines())
+            if obj.__doc__ and 'Args:' not in obj.__doc__: obj.__doc__ += _docs(node, source.splitlines(), classes)

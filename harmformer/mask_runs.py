@@ -2,21 +2,22 @@
 
 __all__ = ['RECIPE', 'mask_config', 'mask_dls', 'mask_learner', 'train_masks', 'eval_masks', 'is_mask_run', 'mask_report']
 
-import html, json, platform
+import json
 from pathlib import Path
 from typing import Any
 import pandas as pd
 import torch
+from harmformer.class_report import as_html, called, figure
 from harmformer.core import count_params, create_model, load_model
 from harmformer.data import TensorDL
-from harmformer.evaluate import NICE
-from harmformer.mask_scores import dice_interval, score_pictures, side_of, tallies, total, turned_picture
-from harmformer.masks import MaskLoss, MaskPatches, look_at_masks, same_colours
-from harmformer.report import STYLE, _figure, _image, append_row, loss_curves, read_json
-from harmformer.runs import Stopped, free_name
-from harmformer.segment import _rows, segment
+from harmformer.mask_scores import dice_interval, score_pictures, tallies, total, turned_picture
+from harmformer.masks import MaskLoss, MaskPatches, look_at_masks, with_colours
+from harmformer.predict import side_of
+from harmformer.report import append_row, read_json, read_run, write_page
+from harmformer.runs import announce, best_of, run_folder, share_of, write_config
+from harmformer.segment import middle, show_maps, turning_maps
 from harmformer.system import check_room, commit, from_first, start_processes, write_whole
-from harmformer.train import _AtTheEnd, fit, harmformer_learner, human_time, seconds_per_step
+from harmformer.train import MapScore, fit, harmformer_learner, seconds_per_step
 from fastai.data.core import DataLoaders
 from fastai.distributed import teardown_distrib
 from fastai.torch_core import default_device, rank_distrib
@@ -80,12 +81,8 @@ def _model(config, name, channels, out):
 
 # --- loaders, metrics and a Learner ---
 
-class MaskScore(_AtTheEnd):
-    "One of the scores of whole pictures; those that share a `cache` are computed together"
-    def __init__(self, name, cache): self._name, self.cache = name, cache
-    def reset(self): self.cache.clear()
-    @property
-    def name(self): return self._name
+class MaskScore(MapScore):
+    "One of `score_pictures` on `dls.pictures`; those that share a `cache` are computed together"
     def score(self, learn):
         if not self.cache: self.cache.update(score_pictures(learn.model, learn.dls.pictures))
         return self.cache[self._name]
@@ -127,14 +124,12 @@ def mask_learner(dls, model, lr:float=.01, wd:float=.01):
 
 def train_masks(config:dict, out='runs', name:str=None, resume:bool=False)->Path: # the folder of the run
     "Train the model of `config` and its rivals in a folder below `out`, score all on the pictures to test, write the report"
-    world = start_processes()
-    if config['recipe']['bs'] % world:
-        raise ValueError(f"a batch of {config['recipe']['bs']} cannot be shared by {world} processes: choose another --bs.")
+    bs = share_of(config['recipe']['bs'], start_processes())
     seen = look_at_masks(config['benchmark'], config['classes'])
     if not rank_distrib(): print(f"{config['title']}: {seen}", flush=True)
     names = [config['recipe']['model'], *[r for r in config['rivals'] if r != config['recipe']['model']]]
     path, config = from_first(lambda: _open(config, seen, names, out, name, resume))
-    trained = {n: _train_one(n, path/(n if i else '.'), config, seen, resume, world) for i, n in enumerate(names)}
+    trained = {n: _train_one(n, path/(n if i else '.'), config, seen, resume, bs) for i, n in enumerate(names)}
     teardown_distrib()
     if rank_distrib(): return path
     write_whole(path/'results.json', json.dumps(_judge(trained, seen), indent=1))
@@ -144,48 +139,37 @@ def train_masks(config:dict, out='runs', name:str=None, resume:bool=False)->Path
 
 def _open(config, seen, names, out, name, resume):
     "The folder of the run with its config.json, and the settings with what was chosen for the time that it may take"
-    path = check_room(free_name(out, name or f"{config['title']}-{names[0]}-seed{config['seed']}", resume))
-    file = path/'config.json'
-    if resume and file.exists():
-        old = read_json(file)
-        if {k: old.get(k) for k in config if k != 'size'} != json.loads(json.dumps({k: v for k, v in config.items() if k != 'size'})):
-            raise ValueError(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
-        config = {**config, 'size': old['size']}
-    elif config['minutes']: config = {**config, 'size': _fitting(config, seen, names)}
-    write_whole(file, json.dumps(dict(**config, commit=commit(), torch=torch.__version__, machine=platform.machine()), indent=1))
-    return path, config
+    path = run_folder(config, out, name, resume)
+    begun = resume and (path/'config.json').exists()
+    if config['minutes'] and not begun: config = {**config, 'size': _fitting(config, seen, names)}
+    return path, write_config(path, config, resume, kept=['size'])
 
 
-def _learner(name, config, seen, world=1):
+def _learner(name, config, seen, bs):
     r = config['recipe']
     torch.manual_seed(config['seed'])
-    dls = mask_dls(seen, config['size'], r['bs']//world, config['img_size'], config['seed'], name.endswith('+rot'), config['valid'])
+    dls = mask_dls(seen, config['size'], bs, config['img_size'], config['seed'], name.endswith('+rot'), config['valid'])
     return mask_learner(dls, _model(config, name, seen.channels, seen.out), r['lr'], r['wd'])
 
 
 def _fitting(config, seen, names)->int:
     "Patches per epoch that the minutes of `config` allow, a tenth of them set aside for the scores"
     r = config['recipe']
-    step = sum(seconds_per_step(_learner(n, config, seen)) for n in names)
+    step = sum(seconds_per_step(_learner(n, config, seen, r['bs'])) for n in names)
     steps = int(.9*60*config['minutes']/(1.15*step*r['epochs']))
     return r['bs']*max(1, steps)
 
 
-def _train_one(name, path, config, seen, resume, world):
+def _train_one(name, path, config, seen, resume, bs):
     "Train one network into the folder `path`, or finish it; with its best weights by the Dice of validation"
     if rank_distrib() == 0: check_room(path)
     r = config['recipe']
-    learn:Any = _learner(name, config, seen, world)
-    steps = len(learn.dls.train.shard())
-    needs = human_time(1.15*seconds_per_step(learn)*steps*r['epochs'])
-    if not rank_distrib():
-        print(f"Training {name} ({count_params(learn.model):,} parameters) on {learn.dls.about}. {r['epochs']} epochs of {steps} steps: "
-              f"about {needs} here.", flush=True)
+    learn:Any = _learner(name, config, seen, bs)
+    announce(learn, name, r['epochs'])
     provenance = dict(benchmark=config['benchmark'], title=config['title'], seed=config['seed'], commit=commit(),
                       images=len(seen.parts['train']), maps=seen.names, rotations=name.endswith('+rot'))
     fit(learn, r['epochs'], r['lr'], r['schedule'], path=path, seed=config['seed'], resume=resume, provenance=provenance)
-    if learn.stopped: raise Stopped('' if rank_distrib() else f'Stopped and saved in {path}. To go on: the same command with --resume.')
-    return from_first(lambda: load_model(path/'best.safetensors')).to(learn.dls.device)
+    return best_of(learn, path)
 
 
 def _judge(models, seen)->dict:
@@ -203,9 +187,7 @@ def _judge(models, seen)->dict:
     return dict(rows=rows, pictures=pictures, says='. '.join(map(one, rows)) + f', on {len(test)} test pictures.')
 
 
-def _nice(name):
-    base, turned = name.removesuffix('+rot'), name.endswith('+rot')
-    return {**NICE, 'harmformer_unet': 'Harmformer U-Net'}.get(base, base) + ' with rotations'*turned
+def _nice(name): return called(name).replace('harmformer_unet', 'Harmformer U-Net')
 
 
 def eval_masks(model, folder, csv=None):
@@ -232,61 +214,28 @@ def is_mask_run(path)->bool:
 
 # --- the report ---
 
-def _picture(o, channels, degrees=0):
+def _item(o, model, degrees=0):
+    "A picture and its mask, rotated, as tensors (c, h, w) for a network"
     image, labels, _ = turned_picture(o['image'], o['labels'], degrees, most=256)
-    top, left = [max(0, (n - 256)//2) for n in labels.shape]
-    return same_colours(image, channels)[top:top+256, left:left+256], labels[top:top+256, left:left+256]
+    marks = labels.astype(int) if model.config['out_channels'] > 1 else labels > 0
+    return dict(image=with_colours(image, model.config['in_channels']), mask=torch.from_numpy(marks)[None].float())
 
 
-def _map(model, image):
-    x = torch.from_numpy(image.copy()).permute(2, 0, 1)
-    return segment(model, x, side_of(model), .25).cpu()
-
-
-def _classes_of(p): return p.argmax(0) if len(p) > 1 else (p[0] > .5).long()
-
-
-def _errors(p, labels):
-    "White: right; red: invented; blue: missed; of several classes, orange: another class"
-    said, true = _classes_of(p), torch.from_numpy(labels.astype(int))
-    if len(p) == 1: true = (true > 0).long()
-    rgb = torch.stack([said > 0, (said > 0) & (said == true), true > 0], -1).float()
-    rgb[(said > 0) & (true > 0) & (said != true)] = torch.tensor([1., .6, 0])
-    return rgb.numpy()
-
-
-def show_masks(models, pictures, titles=None):
+def show_masks(models, pictures, titles=()):
     "A row for each picture: image, truth, then probabilities and errors of every network"
-    fig, axs = _rows(len(pictures), 2 + 2*len(models), 1.5)
-    for r, (row, o) in enumerate(zip(axs, pictures)):
-        for k, (name, model) in enumerate(models.items()):
-            image, labels = _picture(o, model.config['in_channels'])
-            p = _map(model, image)
-            shown = p[0] if len(p) == 1 else _classes_of(p)/(len(p) - 1)
-            row[2 + 2*k].imshow(shown, cmap='gray', vmin=0, vmax=1); row[3 + 2*k].imshow(_errors(p, labels))
-            if r == 0: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented\nblue: missed', fontsize=7)
-            if k == 0: row[0].imshow(image, cmap='gray'); row[1].imshow(labels if len(p) > 1 else labels > 0, cmap='gray')
-        if titles: row[0].set_title(titles[r], fontsize=7)
-    axs[0, 1].set_title('truth', fontsize=8)
-    return fig
+    model = next(iter(models.values()))
+    return show_maps(models, [_item(o, model) for o in pictures], titles, 1.5, size=side_of(model), overlap=.25)
 
 
 def show_turning_masks(models, o, degrees=(0, 30, 45, 60, 90)):
     "A picture that rotates, and below it every network's map"
-    fig, axs = _rows(1 + len(models), len(degrees), 1.6)
-    for col, a in zip(axs.T, degrees):
-        for k, (name, model) in enumerate(models.items(), 1):
-            image, _ = _picture(o, model.config['in_channels'], a)
-            p = _map(model, image)
-            col[k].imshow(p[0] if len(p) == 1 else _classes_of(p)/(len(p) - 1), cmap='gray', vmin=0, vmax=1)
-            if a == degrees[0]: col[k].set_title(name, fontsize=8)
-            if k == 1: col[0].imshow(image, cmap='gray'); col[0].set_title(f'{a}°', fontsize=8)
-    return fig
+    model = next(iter(models.values()))
+    return turning_maps(models, {a: middle(_item(o, model, a)['image']) for a in degrees}, inches=1.6, size=side_of(model), overlap=.25)
 
 
 def _by_picture(pictures):
     "The Dice of every picture to test, sorted, of every network"
-    fig, ax = _figure(size=(6, 2.6))
+    fig, ax = figure(size=(6, 2.6))
     for (name, found), c in zip(pictures.items(), ('C2', 'C1', 'C3', 'C0')):
         ax.plot(sorted(found.values()), f'{c}.-', label=_nice(name))
     ax.set(xlabel='pictures to test, the worst first', ylabel='Dice'); ax.legend()
@@ -295,28 +244,20 @@ def _by_picture(pictures):
 
 def mask_report(path, seen=None)->Path:
     "Write report.html into the folder of a finished run on masks"
-    path = Path(path)
-    if not (path/'results.json').is_file(): raise ValueError(f'{path} is not a finished run. Finish it with harmformer_train --resume.')
-    config, results = [read_json(path/f) for f in ('config.json', 'results.json')]
+    config, results, folders, logs = read_run(path)
     seen = seen or look_at_masks(config['benchmark'], config['classes'])
     rows = pd.DataFrame(results['rows'])
-    models = {_nice(n): load_model(path/f) for n, f in zip(rows.model, rows.folder)}
-    test, first = seen.parts['test'], results['pictures'][rows.model[0]]
-    order = sorted(test, key=lambda o: first.get(o['name'], 0))
+    models = {_nice(n): load_model(f) for n, f in folders.items()}
+    first = results['pictures'][rows.model[0]]
+    order = sorted(seen.parts['test'], key=lambda o: first.get(o['name'], 0))
     chosen = [order[i] for i in sorted({0, min(1, len(order)-1), len(order)//2, len(order)-1})]
     table = rows.drop(columns='folder').assign(model=rows.model.map(_nice)).rename(columns=MEANS)
-    logs = {_nice(n): pd.read_csv(path/f/'log.csv') for n, f in zip(rows.model, rows.folder)}
-    parts = [f'<h1>{html.escape(config["title"])}</h1><p>{html.escape(str(seen))}</p><p>{html.escape(results["says"])}</p>',
-             table.to_html(index=False, float_format=lambda v: f'{v:.4f}'),
-             '<p>Dice, IoU and area count the pixels of all test pictures together; an object is found if it shares more than half of the '
-             'union with a true one. The interval is of the Dice, from drawing the test pictures anew.</p>',
-             '<h2>Maps</h2><p>The two worst test pictures, the median and the best, by the Dice of the first network.</p>',
-             _image(show_masks(models, chosen, [f"Dice {first.get(o['name'], 0):.3f}" for o in chosen]),
+    body = [table.to_html(index=False, float_format=lambda v: f'{v:.4f}'),
+            '<p>Dice, IoU and area count the pixels of all test pictures together; an object is found if it shares more than half of the '
+            'union with a true one. The interval is of the Dice, from drawing the test pictures anew.</p>',
+            '<h2>Maps</h2><p>The two worst test pictures, the median and the best, by the Dice of the first network.</p>',
+            as_html(show_masks(models, chosen, [f"Dice {first.get(o['name'], 0):.3f}" for o in chosen]),
                     'pictures, truth, maps and errors'),
-             '<h2>Rotated</h2>', _image(show_turning_masks(models, order[len(order)//2]), 'maps of a rotating picture'),
-             '<h2>Picture by picture</h2>', _image(_by_picture(results['pictures']), 'Dice of every test picture'),
-             '<h2>Training</h2>', _image(loss_curves(logs), 'loss and scores by epoch'),
-             '<h2>Settings</h2><pre>' + html.escape(json.dumps(config, indent=1)) + '</pre>']
-    head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(config["title"])}</title><style>{STYLE}</style>'
-    write_whole(path/'report.html', head + '\n'.join(parts))
-    return path/'report.html'
+            '<h2>Rotated</h2>', as_html(show_turning_masks(models, order[len(order)//2]), 'maps of a rotating picture'),
+            '<h2>Picture by picture</h2>', as_html(_by_picture(results['pictures']), 'Dice of every test picture')]
+    return write_page(path, config, [str(seen), results['says']], body, {_nice(n): log for n, log in logs.items()})

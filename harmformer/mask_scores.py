@@ -12,7 +12,8 @@ import torch
 from fastprogress import progress_bar
 from scipy import ndimage
 from harmformer.fields import rotate_image
-from harmformer.masks import same_colours
+from harmformer.masks import with_colours
+from harmformer.predict import side_of
 from harmformer.segment import segment
 from harmformer.system import random_stream
 
@@ -104,8 +105,7 @@ def tallies(model, pictures, degrees:float=0., overlap:float=.25, progress:bool=
     shown:Any = progress_bar(pictures, leave=False) if progress else pictures
     def one(o):
         image, labels, inside = turned_picture(np.asarray(o['image']), np.asarray(o['labels']), degrees)
-        x = torch.from_numpy(np.array(same_colours(image, c))).permute(2, 0, 1)
-        return _tally(segment(model, x, size, overlap).cpu().numpy(), labels, inside, o['numbered'])
+        return _tally(segment(model, with_colours(image, c), size, overlap).cpu().numpy(), labels, inside, o['numbered'])
     return [one(o) for o in shown]
 
 
@@ -132,8 +132,3 @@ def dice_interval(found, draws:int=1000)->tuple: # (low, high)
     drawn = [rng.randint(0, len(found), len(found)) for _ in range(draws)]
     dice = [_mean(2*hits[i].sum(0)/np.maximum(1, both[i].sum(0))) for i in drawn]
     return tuple(float(o) for o in np.quantile(dice, (.025, .975)))
-
-
-def side_of(model):
-    size = model.config.get('img_size', 64)
-    return size if isinstance(size, int) else size[0]

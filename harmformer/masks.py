@@ -3,7 +3,7 @@
 
 __all__ = ['is_mask_folder', 'read_image', 'read_mask', 'MaskFolder', 'look_at_masks', 'MaskPatches', 'MaskLoss', 'apart']
 
-import math, os, tempfile
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from fastprogress import progress_bar
 from torch import nn
 from harmformer.fields import rotate_image
 from harmformer.files import DataError, open_picture, picture_files, to_rgb
-from harmformer.segment import segment
-from harmformer.system import random_stream
+from harmformer.patches import Patches
+from harmformer.survey import PARTS
+from harmformer.system import memory_for_pictures, random_stream
 
-PARTS = 'train', 'valid', 'test'
 LOSSY = '.jpg', '.jpeg', '.jpe', '.jfif', '.webp'
 
 
@@ -110,12 +110,6 @@ def _split(pairs, folder):
     return dict(zip(PARTS, ([pairs[i] for i in sorted(o)] for o in (order[2*k:], order[:k], order[k:2*k]))))
 
 
-def _memory()->float:
-    "Bytes that pictures may take: a third of the machine's memory"
-    try: return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')/3
-    except (AttributeError, ValueError, OSError): return 1e9
-
-
 def _read_pair(image, mask, classes):
     "A picture with its mask, both checked"
     x, (y, numbered) = read_image(image), _target(mask, classes)
@@ -132,7 +126,7 @@ def look_at_masks(
     progress:bool=True,
 )->MaskFolder:
     "Read all pictures and masks once, and report every fault, with its file and its cure, before any long computation"
-    folder, left = Path(folder), _memory() if memory is None else float(memory)
+    folder, left = Path(folder), memory_for_pictures() if memory is None else float(memory)
     if len(classes) == 1: raise DataError('--classes names one class: name the background too, as the first of them.')
     ready = (folder/'train').is_dir() and not (folder/'images').is_dir()
     if ready:
@@ -144,7 +138,7 @@ def look_at_masks(
         every, extra = _pairs(folder)
         pairs = _split(every, folder)
     keep, parts = tempfile.TemporaryDirectory(prefix='harmformer-'), {p: [] for p in PARTS}
-    todo:Any = [(p, *o) for p in PARTS for o in pairs[p]]
+    todo = [(p, *o) for p in PARTS for o in pairs[p]]
     shown:Any = progress_bar(todo, leave=False) if progress else todo
     for i, (part, image, mask) in enumerate(shown):
         o:Any = _read_pair(image, mask, classes)
@@ -182,9 +176,9 @@ def _checked(seen, extra, stored):
 
 # --- patches: half of them around a marked pixel, the others anywhere ---
 
-def same_colours(x, c):
+def with_colours(x, c:int)->torch.Tensor: # (c, h, w)
     "A picture (h, w, 1 or c) with `c` colours"
-    return np.repeat(x, c, -1) if x.shape[-1] < c else x
+    return torch.from_numpy(np.repeat(x, c, -1) if x.shape[-1] < c else np.array(x)).permute(2, 0, 1)
 
 
 def _window(a, top, left, size):
@@ -205,9 +199,8 @@ def apart(labels)->np.ndarray: # (h, w), True on objects
     return y
 
 
-class MaskPatches:
+class MaskPatches(Patches):
     "`n` random patches of pictures, with their masks as targets; which they are is a function of `key`"
-    layout = 3, .55
     def __init__(self,
         pictures,             # a part of a MaskFolder
         n:int,                # patches
@@ -218,9 +211,8 @@ class MaskPatches:
         key=None,             # words that fix the patches; None: the key of each batch does
         marked:float=.5,      # share of the patches with a marked pixel in the middle half
     ):
-        self.pictures, self.n, self.size, self.vocab, self.channels = pictures, n, size, list(names), channels
-        self.augment, self.turn, self.key, self.marked, self._drawn = augment, turn, key, marked, None
-        self.window = 2*math.ceil(size/2*2**.5) if turn else size
+        super().__init__('masks', list(names), n, size, augment, key, turn)
+        self.pictures, self.channels, self.marked = pictures, channels, marked
         self.places = [[] for _ in names[1:]]                   # of each class: (picture, up to 1,000 of its pixels)
         for i, o in enumerate(pictures):
             for c, places in enumerate(self.places, 1):
@@ -228,14 +220,9 @@ class MaskPatches:
                 if len(at): places.append((i, at[random_stream('places', i, c).randint(0, len(at), 1000)]))
         self.places = [p for p in self.places if p]
 
-    def __len__(self): return self.n
-    def __getitem__(self, i): return tuple(o[0] for o in self.batch([i]))
-
-    def draw(self, key):
+    def drawn(self, rng):
         "Ten numbers from U[0, 1) per patch"
-        key = self.key or key
-        if self._drawn is None or self._drawn[0] != key: self._drawn = key, random_stream('masks', *key).random_sample((self.n, 10))
-        return self._drawn[1]
+        return rng.random_sample((self.n, 10))
 
     def corner(self, u):
         "Picture, row and column of the window that the random numbers `u` choose"
@@ -248,9 +235,9 @@ class MaskPatches:
         else:
             i, spread = int(u[2]*len(self.pictures)), 0
             row, col = [int(w*max(1, n - self.size + 1)) for n, w in zip(self.pictures[i]['labels'].shape, u[4:6])]
-        shape, margin = self.pictures[i]['labels'].shape, (self.window - self.size)//2
+        shape = self.pictures[i]['labels'].shape
         row, col = [min(max(v - spread, 0), max(n - self.size, 0)) for v, n in zip((row, col), shape)]
-        return i, row - margin, col - margin
+        return i, row - self.margin, col - self.margin
 
     def cut(self, u):
         "Image (channels, window, window) in [0, 1] and labels (window, window)"
@@ -258,11 +245,11 @@ class MaskPatches:
         o = self.pictures[i]
         x, y = [_window(o[k], row, col, self.window) for k in ('image', 'labels')]
         y = apart(y) if o['numbered'] else y if len(self.vocab) > 2 else y > 0
-        return torch.from_numpy(same_colours(x, self.channels)).permute(2, 0, 1)/255, torch.from_numpy(y.astype(np.float32))
+        return with_colours(x, self.channels)/255, torch.from_numpy(y.astype(np.float32))
 
     def batch(self, idxs, key=(0, 0)):
         "Patches (b, channels, size, size) in [0, 1]; masks (b, 1, size, size) of 0 and 1, or classes (b, size, size)"
-        us, m = self.draw(key)[list(idxs)], (self.window - self.size)//2
+        us, m = self.draw(key)[list(idxs)], self.margin
         x, y = [torch.stack(o) for o in zip(*[self.cut(u) for u in us])]
         u = torch.from_numpy(us).float()
         if self.turn: x, y = rotate_image(x, 360*u[:, 6]), rotate_image(y[:, None], 360*u[:, 6], 'nearest')[:, 0]
@@ -273,12 +260,6 @@ class MaskPatches:
         return x, y[:, None] if len(self.vocab) == 2 else y.long()
 
     def new_empty(self): return MaskPatches([], 0, self.size, self.vocab, self.channels)
-
-    def show(self, ax, x, y, pred=None):
-        "A patch, its mask and the predicted mask, side by side"
-        def grey(o): return (o.float()/max(1, len(self.vocab)-1)).reshape(1, *o.shape[-2:]).expand(3, -1, -1)
-        maps = [x.detach().cpu().expand(3, -1, -1), *[grey(o.detach().cpu()) for o in (y, *([] if pred is None else [pred]))]]
-        ax.imshow(torch.cat(maps, -1).clamp(0, 1).permute(1, 2, 0))
 
 
 class MaskLoss(nn.Module):

@@ -36,13 +36,21 @@ def _array(path):
         raise DataError(f'{path} is truncated or no array ({in_a_line(e)}). Put a good copy in its place.') from e
     if a.ndim not in (2, 3) or not a.size or a.dtype.kind not in 'buif':
         raise DataError(f'{path} holds an array {a.shape} of {a.dtype}: a picture is an array of numbers (h, w), (h, w, c) or (c, h, w).')
+    return _channels_last(a)
+
+
+def _channels_last(a):
+    "An array (h, w), (h, w, c) or (c, h, w) as (h, w, c)"
     if a.ndim == 2: return a[..., None]
     return a.transpose(1, 2, 0) if a.shape[0] < min(a.shape[1:]) else a
 
 
+def _is_tiff(path): return Path(path).suffix.lower() in ('.tif', '.tiff')
+
+
 def _pages(path)->int:
     "How many channels a TIFF has as pages; 1 for any other file"
-    if Path(path).suffix.lower() not in ('.tif', '.tiff'): return 1
+    if not _is_tiff(path): return 1
     try:
         with Image.open(path) as im: return getattr(im, 'n_frames', 1)
     except Exception: return 1              # open_picture says what is wrong with it
@@ -54,15 +62,14 @@ def _many_samples(path):
     except ImportError: return None
     try: a = np.squeeze(tifffile.imread(path))
     except Exception: return None
-    if a.ndim not in (2, 3): return None
-    return a[..., None] if a.ndim == 2 else a.transpose(1, 2, 0) if a.shape[0] < min(a.shape[1:]) else a
+    return _channels_last(a) if a.ndim in (2, 3) else None
 
 
 def _opened(path):
     "The PIL image of a file that is no stack, or, of a TIFF with many channels, its array"
     try: return open_picture(path, colour=False)
     except DataError as e:
-        if Path(path).suffix.lower() in ('.tif', '.tiff') and Path(path).is_file():
+        if _is_tiff(path) and Path(path).is_file():
             if (a := _many_samples(path)) is not None: return a
             if 'no image' in str(e): raise DataError(f'{e} If it has many channels, install tifffile, or save it as .npy.') from e
         raise
@@ -132,10 +139,10 @@ def _stored_one(path, side, channels):
     raise DataError(f'{path} has {n} channel{"s"*(n > 1)}, others have {channels}: give all pictures the same channels.')
 
 
-def read_scaled(paths, side:int, as_stored:int=0, workers:int=None)->torch.Tensor: # (n, c, side, side)
+def read_scaled(paths, side:int, as_stored:int=0)->torch.Tensor: # (n, c, side, side)
     "Pictures of one size: of eight bits, 3 channels; or, with `as_stored` channels, values as they are, in float32 if any is deep"
     def one(p): return _stored_one(p, side, as_stored) if as_stored else read_pictures([p], side)[0].numpy()
-    with ThreadPoolExecutor(workers or min(8, cpu_count() or 1)) as pool: found = list(pool.map(one, paths))
+    with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool: found = list(pool.map(one, paths))
     if len({o.dtype for o in found}) > 1: found = [o.astype(np.float32) for o in found]
     return torch.from_numpy(np.stack(found))
 

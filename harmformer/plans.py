@@ -2,7 +2,7 @@
 
 __all__ = ['RATES', 'rival_names', 'rival_settings', 'own_model', 'class_weights', 'step_seconds', 'total_seconds', 'fit_to_time']
 
-import time
+import timeit
 import torch
 import torch.nn.functional as F
 from harmformer.core import create_model, model_names, preset_for
@@ -31,12 +31,9 @@ def rival_settings(name:str, recipe:dict, side:int=None)->dict:
     "The recipe for a rival: as long as the model, and, on one's own pictures of `side` pixels, with its own rate and the model's disc"
     base = name.removesuffix('+rot')
     settings = {**{k: v for k, v in recipe.items() if k in TRAINING and k != 'small'}, 'model': base}
-    if name.endswith('+rot') or side: settings.update(_disc(base))
+    if (name.endswith('+rot') or side) and base in ('cnn', 'vit', 'resnet18', 'resnet50'): settings['mask'] = 'tukey'
     if side: settings.update(lr=RATES.get(base, recipe['lr']), **_sized(base, side))
     return settings
-
-
-def _disc(base): return dict(mask='tukey') if base in ('cnn', 'vit', 'resnet18', 'resnet50') else {}
 
 
 def _sized(base, side):
@@ -64,17 +61,12 @@ def class_weights(seen):
 
 # --- time ---
 
-def step_seconds(settings:dict, side:int, channels:int, classes:int, steps:int=3)->float:
+def step_seconds(settings:dict, side:int, channels:int, classes:int)->float:
     "How long a training step takes here, tried on noise"
     arguments = {k: v for k, v in settings.items() if k not in TRAINING}
     model = create_model(settings['model'], in_channels=channels, img_size=side, num_classes=classes, **arguments)
     x, y = torch.randn(settings['bs'], channels, side, side), torch.arange(settings['bs']) % classes
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        F.cross_entropy(model(x), y).backward()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(timeit.repeat(lambda: F.cross_entropy(model(x), y).backward(), number=1, repeat=3))
 
 
 def _epoch(settings, side, channels, classes, n):

@@ -1,11 +1,17 @@
 """What is on pictures, as a trained classifier sees it."""
 
-__all__ = ['classify_batches', 'classify_pictures', 'save_table', 'said_conversions']
+__all__ = ['classify_batches', 'classify_pictures', 'save_table', 'said_conversions', 'side_of']
 
 import pandas as pd, torch
 from harmformer.files import open_picture
 from harmformer.pixels import read_scaled
 from harmformer.system import evaluating, write_whole
+
+
+def side_of(model, usual:int=64)->int:
+    "The side of the images that a model was made for, or `usual` if it does not say"
+    size = model.config.get('img_size', usual)
+    return size if isinstance(size, int) else size[0]
 
 
 def classify_batches(
@@ -22,9 +28,8 @@ def classify_batches(
         raise ValueError(f'the weights do not say {" and ".join(missing)}: only classifiers that harmformer_train made do')
     device, config, pictures = next(model.parameters()).device, model.config, list(pictures)
     mean, std = [torch.tensor(said[k], dtype=torch.float32).view(-1, 1, 1) for k in ('mean', 'std')]
-    side = config['img_size'] if isinstance(config['img_size'], int) else config['img_size'][0]
     for i in range(0, len(pictures), bs):
-        x = read_scaled(pictures[i:i+bs], side, said.get('as_stored') or 0).float()
+        x = read_scaled(pictures[i:i+bs], side_of(model), said.get('as_stored') or 0).float()
         if config['in_channels'] == 1: x = x.mean(1, keepdim=True)
         with torch.no_grad(), evaluating(model): z = model(((x - mean)/std).to(device)).cpu()
         p = (z/(said.get('temperature') or 1.)).softmax(1)

@@ -1,14 +1,12 @@
 """The report of a training run, one HTML file with its pictures inside; and the rows of tables."""
 
-__all__ = ['run_report', 'read_json', 'append_row', 'eval_row', 'in_words']
+__all__ = ['run_report', 'read_run', 'write_page', 'read_json', 'append_row', 'eval_row', 'in_words']
 
-import base64, html, io, json, time
+import html, json, time
 from itertools import cycle
 from pathlib import Path
-from typing import Any
-import matplotlib.pyplot as plt
 import pandas as pd
-from harmformer.class_report import PALETTE, called, class_parts, error_table
+from harmformer.class_report import PALETTE, as_html, called, class_parts, error_table, figure
 from harmformer.core import count_params, load_model
 from harmformer.data import benchmark_dls
 from harmformer.evaluate import judged_photos, nice
@@ -21,12 +19,9 @@ MEANS = dict(turned='each by its own angle', at_0='0°', at_45='45°', auc='area
 TITLES = dict(auc='dashed: Dice, solid: area under the ROC curve', turned='validation accuracy (dashed: upright, solid: rotated)')
 
 
-def _figure(rows=1, cols=1, size=(6, 3), **kw)->Any: return plt.subplots(rows, cols, figsize=size, dpi=90, layout='constrained', **kw)
-
-
 def loss_curves(logs):
     "Loss and accuracy by epoch, of every model."
-    fig, (a, b) = _figure(1, 2, (8, 3))
+    fig, (a, b) = figure(1, 2, (8, 3))
     for (name, log), c in zip(logs.items(), cycle(PALETTE)):
         a.plot(log.epoch + 1, log.train_loss, f'{c}.--'); a.plot(log.epoch + 1, log.valid_loss, f'{c}.-', label=called(name))
         dashed, solid = ('dice', 'auc') if 'auc' in log else ('accuracy', 'turned')
@@ -38,22 +33,9 @@ def loss_curves(logs):
     return fig
 
 
-def _image(fig, alt):
-    buf = io.BytesIO()
-    fig.savefig(buf, format='png'); plt.close(fig)
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(buf.getvalue()).decode()}">'
-
-
 STYLE = 'body{font:16px/1.5 system-ui;max-width:920px;margin:2em auto;padding:0 1em}'
 STYLE += 'table{border-collapse:collapse;display:block;overflow-x:auto;font-size:14px}'
 STYLE += 'td,th{padding:.2em .5em;text-align:right;border:0;border-bottom:1px solid #ddd}td{white-space:nowrap}img{max-width:100%}'
-
-
-def _map_pictures(models, dls):
-    "What a segmentation's report shows."
-    models = {nice(n): m for n, m in models.items()}
-    return ['<h2>Maps</h2>', _image(show_maps(models, dls.images), 'held-out images, truth, maps and errors'),
-            '<h2>Rotating</h2>', _image(show_turning_maps(models, dls.images[0]), 'maps while an image rotates')]
 
 
 def read_json(file)->dict:
@@ -65,8 +47,8 @@ def read_json(file)->dict:
     raise ValueError(f'{file} is damaged (no dictionary): put a good copy in its place, or train again')
 
 
-def _read_run(path):
-    "config.json, results.json and the logs of a finished run"
+def read_run(path)->tuple: # settings, results, {model: its folder}, {model: its log}
+    "What a finished run left in its folder, or an error that says what is missing or damaged"
     path = Path(path)
     if not path.is_dir(): raise ValueError(f'there is no folder {path}.')
     if need := [f for f in ('config.json', 'results.json') if not (path/f).exists()]:
@@ -78,7 +60,8 @@ def _read_run(path):
             if not isinstance(config[k], kind): raise TypeError(f'{k} of config.json')
         if not isinstance(results['says'], str): raise TypeError('says of results.json')
         logs = {n: pd.read_csv(p/'log.csv') for n, p in folders.items()}
-        by_angle = {n: {float(a): float(v) for a, v in r.items()} for n, r in results['by_angle'].items()}
+        angles = {} if config.get('kind') == 'masks' else results['by_angle']
+        by_angle = {n: {float(a): float(v) for a, v in r.items()} for n, r in angles.items()}
         for log in logs.values(): log[['epoch', 'train_loss', 'valid_loss']].astype(float)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise ValueError(f'{path} holds a damaged run ({type(e).__name__}: {e}): put a good copy in its place, or train again') from e
@@ -87,12 +70,17 @@ def _read_run(path):
 
 def run_report(path, dls=None)->Path:
     "Write report.html into the folder of a finished run; `dls` are its data, if they are there already."
-    config, results, folders, logs = _read_run(path)
+    config, results, folders, logs = read_run(path)
     dls = dls or benchmark_dls(config['benchmark'], seed=config['seed'], img_size=config.get('img_size', 32))
     models = {n: load_model(p/'best.safetensors').to(dls.device) for n, p in folders.items()}
     notes = [results['says'], *results.get('seen', '').splitlines(), *results.get('advice', [])]
-    parts = [f'<h1>{html.escape(config["title"])}</h1>', *[f'<p>{html.escape(o)}</p>' for o in notes if o], *_body(models, dls, results),
-             '<h2>Training</h2>', _image(loss_curves(logs), 'loss and scores by epoch'),
+    return write_page(path, config, notes, _body(models, dls, results), logs)
+
+
+def write_page(path, config, notes, body, logs)->Path: # of the file
+    "Write report.html into the folder of a run: sentences, the body in HTML, the curves of its logs, and its settings"
+    parts = [f'<h1>{html.escape(config["title"])}</h1>', *[f'<p>{html.escape(o)}</p>' for o in notes if o], *body,
+             '<h2>Training</h2>', as_html(loss_curves(logs), 'loss and scores by epoch'),
              '<h2>Settings</h2><pre>' + html.escape(json.dumps(config, indent=1)) + '</pre>']
     head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(config["title"])}</title><style>{STYLE}</style>'
     write_whole(Path(path)/'report.html', head + '\n'.join(parts))
@@ -101,10 +89,12 @@ def run_report(path, dls=None)->Path:
 
 def _body(models, dls, results):
     "The table and the pictures"
-    rows = pd.DataFrame(results['rows'])
-    if not dls.images: return [error_table(results['rows'], len(dls.test.dataset)), *class_parts(models, dls, results, _image)]
+    if not dls.images: return [error_table(results['rows'], len(dls.test.dataset)), *class_parts(models, dls, results)]
+    rows, models = pd.DataFrame(results['rows']), {nice(n): m for n, m in models.items()}
     table = rows.drop(columns=['folder', 'images_seen'], errors='ignore').assign(model=rows.model.map(nice)).rename(columns=MEANS)
-    return [table.to_html(index=False, float_format=lambda v: f'{v:.4f}'), *_map_pictures(models, dls)]
+    return [table.to_html(index=False, float_format=lambda v: f'{v:.4f}'),
+            '<h2>Maps</h2>', as_html(show_maps(models, dls.images), 'held-out images, truth, maps and errors'),
+            '<h2>Rotating</h2>', as_html(show_turning_maps(models, dls.images[0]), 'maps while an image rotates')]
 
 
 def in_words(rows, dls)->str:
@@ -116,9 +106,9 @@ def in_words(rows, dls)->str:
     return '. '.join(f"{called(r['model'])}: {one(r)}" for r in rows) + f', on {on}'
 
 
-def append_row(file, *rows, anew:bool=False):
-    "Add rows, or tables, to a CSV file, which it starts if need be, or `anew`."
-    old = pd.DataFrame() if anew or not Path(file).exists() else _old_rows(file)
+def append_row(file, *rows):
+    "Add rows, or tables, to a CSV file, which it starts if need be."
+    old = _old_rows(file) if Path(file).exists() else pd.DataFrame()
     new = [o if isinstance(o, pd.DataFrame) else pd.DataFrame([o]) for o in rows]
     write_whole(file, pd.concat([old, *new]).to_csv(index=False, lineterminator='\n'))
 

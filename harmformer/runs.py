@@ -1,8 +1,9 @@
 """A training run from its settings to its report: one folder with the model, its rivals and what they are worth."""
 
-__all__ = ['Stopped', 'look', 'run_config', 'train_run', 'free_name']
+__all__ = ['look', 'run_config', 'train_run', 'free_name', 'run_folder', 'write_config', 'share_of', 'announce', 'best_of']
 
-import json, os, platform, re
+import json, platform, re
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fastai.distributed import teardown_distrib
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import rank_distrib
 from fastprogress import progress_bar
-from harmformer.calibrate import fit_temperature, logits_on
+from harmformer.calibrate import validated_temperature
 from harmformer.checkpoint import read_state
 from harmformer.core import adopt_weights, count_params, create_model, load_model, model_names
 from harmformer.data import benchmark_dls, benchmark_names
@@ -35,7 +36,7 @@ def look(benchmark:str, pixels:int=None, model:str=None):
     "What is in one's own folder or table of pictures, None for a benchmark; it is printed when the pixels are read"
     if benchmark in benchmark_names() or not (Path(benchmark).is_dir() or is_table(benchmark)): return None
     own_model(None, model, pixels)          # a size that no model takes is reported first
-    return look_at_pictures(benchmark, progress=not int(os.environ.get('RANK', 0)))
+    return look_at_pictures(benchmark, progress=not rank_distrib())
 
 
 def run_config(
@@ -91,27 +92,38 @@ def _as_before(config, out):
     return {**config, **{k: old[k] for k in CHOSEN}} if old else config
 
 
-def _open_folder(config, out, name, resume):
-    "The folder of the run, with its config.json; a resumed run must have the same settings"
-    title = Path(config['benchmark']).stem if is_table(config['benchmark']) else Path(config['benchmark']).name
-    path = check_room(free_name(out, name or f"{title}-{config['recipe']['model']}-seed{config['seed']}", resume))
+def run_folder(config, out, name, resume)->Path:
+    "The folder of a run, by default below `out` by benchmark, model and seed; with room to write"
+    place = Path(config['benchmark'])
+    title = place.stem if is_table(place) else place.name
+    return check_room(free_name(out, name or f"{title}-{config['recipe']['model']}-seed{config['seed']}", resume))
+
+
+def write_config(path, config, resume, kept=())->dict: # the settings, with those in `kept` as they were
+    "Write config.json into the folder of a run; one that is resumed must have the same settings"
     file = path/'config.json'
-    if resume and file.exists() and {k: v for k, v in read_json(file).items() if k in config} != json.loads(json.dumps(config)):
-        raise ValueError(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
-    about = dict(**config, commit=commit(), torch=torch.__version__, machine=platform.machine())
-    write_whole(file, json.dumps(about, indent=1))
-    return path
+    if resume and file.exists():
+        old = read_json(file)
+        config = {**config, **{k: old.get(k) for k in kept}}
+        if {k: old.get(k) for k in config} != json.loads(json.dumps(config)):
+            raise ValueError(f'{path} was started with other settings: give the same ones, or start a new run without --resume.')
+    write_whole(file, json.dumps(dict(**config, commit=commit(), torch=torch.__version__, machine=platform.machine()), indent=1))
+    return config
 
 
 # --- the run ---
 
-def _share(config, world, seen=None, cache=False):
-    "The data of a run, with this process's share of each batch"
-    bs = config['recipe']['bs']
+def share_of(bs:int, world:int)->int:
+    "How many images of a batch each of `world` processes takes"
     if bs % world: raise ValueError(f'a batch of {bs} cannot be shared by {world} processes: choose another --bs.')
+    return bs//world
+
+
+def _data(config, bs, seen, cache):
+    "The data of a run, with `bs` images of each batch"
     chosen = {k: config[k] for k in ('seed', 'size', 'valid', 'img_size')}
-    if seen is not None: seen.read(config['img_size'], cache, progress=not int(os.environ.get('RANK', 0)))
-    return first_before_others(lambda: benchmark_dls(config['benchmark'] if seen is None else seen, bs=bs//world, **chosen))
+    if seen is not None: seen.read(config['img_size'], cache, progress=not rank_distrib())
+    return first_before_others(lambda: benchmark_dls(config['benchmark'] if seen is None else seen, bs=bs, **chosen))
 
 
 def train_run(
@@ -123,17 +135,20 @@ def train_run(
 ):
     "Train the model of `config` and its rivals in a folder below `out`, score all on the test set, write the report"
     if resume and config.get('minutes'): config = _as_before(config, out)
-    dls = _share(config, start_processes(), seen, cache)
+    dls = _data(config, share_of(config['recipe']['bs'], start_processes()), seen, cache)
     config = {**config, 'title': dls.title}
     if seen is not None and not rank_distrib(): _say_what_was_seen(seen, config)
-    path = from_first(lambda: _open_folder(config, out, name, resume))
+    path = from_first(lambda: run_folder(config, out, name, resume))
+    from_first(lambda: write_config(path, config, resume))
     provenance = {k: config[k] for k in ('benchmark', 'title', 'seed')}
     provenance.update(commit=commit(), images=len(dls.train.dataset), **dls.reading)
-    trained = {}
+    train, trained = partial(_train_one, dls, config=config, resume=resume, provenance=provenance, compile=compile), {}
     for n, (folder, settings) in _todo(path, config).items():
-        trained[n] = _train_one(dls, folder, settings, config, resume, provenance, n.endswith('+rot'), compile)
-        if config.get('same_seconds') and folder != path:
-            trained.update(_as_long(n, path, folder, settings, dls, config, resume, provenance, compile))
+        trained[n] = folder, train(folder, settings, turn=n.endswith('+rot'))
+        longer = _as_long(path, folder, settings) if config.get('same_seconds') and folder != path else settings
+        if longer != settings:
+            folder = path/f'{n}-as-long'
+            trained[f'{n}, as long'] = folder, train(folder, longer, turn=n.endswith('+rot'))
     teardown_distrib()
     if rank_distrib(): return
     results = {**_judge(trained, dls, path, config), **({} if seen is None else {'seen': str(seen)})}
@@ -162,13 +177,10 @@ def _todo(path, config):
 def _seconds(folder): return (read_state(folder) or ({'seconds': 0.},))[0]['seconds']
 
 
-def _as_long(name, path, folder, settings, dls, config, resume, provenance, compile):
-    "The rival once more, for as many epochs as fit into the seconds of the model; nothing, if these are as many as before"
+def _as_long(path, folder, settings):
+    "The settings of the rival in `folder` with as many epochs as fit into the seconds of the model"
     epochs = from_first(lambda: round(settings['epochs']*_seconds(path)/max(.1, _seconds(folder))))
-    epochs = min(500, max(1, epochs))
-    if epochs == settings['epochs']: return {}
-    longer = {**settings, 'epochs': epochs}
-    return {f'{name}, as long': _train_one(dls, path/f'{name}-as-long', longer, config, resume, provenance, name.endswith('+rot'), compile)}
+    return {**settings, 'epochs': min(500, max(1, epochs))}
 
 
 class _Patience(Callback):
@@ -198,45 +210,44 @@ def _train_one(dls, path, settings, config, resume, provenance, turn=False, comp
         weight = torch.tensor(config['class_weights']).to(dls.device)
         learn.loss_func = CrossEntropyLossFlat(weight=weight, label_smoothing=s['label_smoothing'])
     if source: adopt_weights(learn.model, source.cpu())
-    dls.train.dataset.augment = ('rot',) if turn else getattr(type(dls.train.dataset), 'augment', ())
-    _announce(learn, s, train['epochs'], turn)
+    if turn: dls.train.dataset.augment = ('rot',)
+    form = ' in small form' if SMALL.items() <= s.items() else ''
+    announce(learn, s['model'] + form + ' with random rotations'*turn, train['epochs'])
     try: fit(learn, **train, path=path, seed=seed, resume=resume, provenance={**provenance, **({'rotations': True} if turn else {})})
     finally:
         if turn: dls.train.dataset.augment = ()
-    if learn.stopped: raise Stopped('' if rank_distrib() else f'Stopped and saved in {path}. To go on: the same command with --resume.')
-    return from_first(lambda: load_model(path/'best.safetensors')).to(dls.device)
+    return best_of(learn, path)
 
 
-def _announce(learn, settings, epochs, turn):
+def announce(learn, name:str, epochs:int):
     "Say what is trained, and how long it takes here"
-    steps, form = len(learn.dls.train.shard()), ' in small form' if SMALL.items() <= settings.items() else ''
+    steps = len(learn.dls.train.shard())
     needs = human_time(1.15*seconds_per_step(learn)*steps*epochs)
     if rank_distrib(): return
-    print(f"Training {settings['model']}{form}{' with random rotations'*turn} ({count_params(learn.model):,} parameters) "
-          f"on {learn.dls.about}. {epochs} epochs of {steps} steps: about {needs} here.", flush=True)
+    print(f'Training {name} ({count_params(learn.model):,} parameters) on {learn.dls.about}. {epochs} epochs of {steps} steps: '
+          f'about {needs} here.', flush=True)
+
+
+def best_of(learn, path):
+    "The best weights by validation of a training in the folder `path`, unless it was stopped"
+    if learn.stopped: raise Stopped('' if rank_distrib() else f'Stopped and saved in {path}. To go on: the same command with --resume.')
+    return from_first(lambda: load_model(path/'best.safetensors')).to(learn.dls.device)
 
 
 # --- what it is worth ---
 
-def _folder_of(name, path, config):
-    "The folder of a model below that of the run"
-    base = name.removesuffix(', as long')
-    folder = _todo(path, config)[base][0].relative_to(path)
-    return f'{folder}-as-long' if base != name else str(folder)
-
-
-def _judge(models, dls, path, config)->dict:
+def _judge(trained, dls, path, config)->dict:
     "What results.json holds: scores of all models on the test set, accuracy by angle, and the result in a sentence"
     own, rows, by_angle = 'same_seconds' in config, [], {}
     angles, some = (report.ANGLES[::2], 100) if own else (report.ANGLES, 300)
     flat = (dls.upright or dls.test).dataset
-    todo:Any = progress_bar(list(models.items()), leave=False)
-    for n, m in todo:
-        folder = _folder_of(n, path, config)
-        warm = {} if dls.images else {'temperature': _keep_temperature(m, path/folder, dls)}
-        rows.append(dict(model=n, params=count_params(m), **final_scores(m, dls), **_spent(path/folder, m), folder=folder, **warm))
+    todo:Any = progress_bar(list(trained.items()), leave=False)
+    for n, (folder, m) in todo:
+        warm = {} if dls.images else {'temperature': _keep_temperature(m, folder, dls)}
+        rows.append(dict(model=n, params=count_params(m), **final_scores(m, dls), **_spent(folder, m),
+                         folder=str(folder.relative_to(path)), **warm))
         if not dls.images: by_angle[n] = accuracy_by_angle(m, flat, angles, n=some)
-    advice = mirror_advice(next(iter(models.values())), dls) if own else ''
+    advice = mirror_advice(next(iter(trained.values()))[1], dls) if own else ''
     return dict(rows=rows, by_angle=by_angle, says=in_words(rows, dls), **(dict(advice=[advice] if advice else []) if own else {}))
 
 
@@ -250,8 +261,7 @@ def _spent(folder, model)->dict:
 
 def _keep_temperature(model, folder, dls)->float:
     "Fit the temperature on the validation images, upright and rotated, and write it into the file of the best weights"
-    z, y = [torch.cat(o) for o in zip(*[logits_on(model, dl) for dl in (dls.valid, dls.turned)])]
-    found = round(fit_temperature(z, y), 4)
+    found = round(validated_temperature(model, dls), 4)
     header, tensors = read_tensors(folder/'best.safetensors')
     write_tensors(folder/'best.safetensors', tensors, {**{k: v for k, v in header.items() if k != 'sha256'}, 'temperature': found})
     model.provenance['temperature'] = found

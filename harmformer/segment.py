@@ -1,7 +1,7 @@
 """Maps of pictures of any size: by tiles, their scores, and how they are shown and saved. 14_evaluate explains the scores."""
 
-__all__ = ['tile_starts', 'segment', 'segment_bands', 'segmentation_scores', 'score_images', 'show_maps', 'show_turning_maps',
-           'map_picture', 'save_maps']
+__all__ = ['tile_starts', 'segment', 'segment_bands', 'segmentation_scores', 'score_images', 'show_maps', 'turning_maps',
+           'show_turning_maps', 'middle', 'map_picture', 'save_maps']
 
 import math
 from pathlib import Path
@@ -104,17 +104,22 @@ def score_images(
 
 # --- pictures of maps ---
 
-def _middle(item, side):
-    "The square of `side` pixels in the middle of a photograph, its mask and its field of view."
-    h, w = item['image'].shape[1:]
-    i, j = max(0, (h - side)//2), max(0, (w - side)//2)
-    return {k: item[k][:, i:i+side, j:j+side] for k in ('image', 'mask', 'fov')}
+def middle(x, side:int=256):
+    "The square of `side` pixels in the middle of a picture (c, h, w)"
+    i, j = [max(0, (n - side)//2) for n in x.shape[1:]]
+    return x[:, i:i+side, j:j+side]
+
+
+def _classes(p): return p.argmax(0) if len(p) > 1 else (p[0] > .5).long()
+def _grey(p): return (_classes(p)/(len(p) - 1) if len(p) > 1 else p[0]).cpu().numpy()
 
 
 def errors_rgb(prob, mask):
-    "White: vessels found; red: invented; blue: missed."
-    said, true = prob[0] > .5, mask[0] > .5
-    return torch.stack([said, said & true, true], -1).float().numpy()
+    "White: right; red: invented; blue: missed; of several classes, orange: another class"
+    said, true = _classes(prob), mask[0].round().long()
+    rgb = torch.stack([said > 0, (said > 0) & (said == true), true > 0], -1).float()
+    rgb[(said > 0) & (true > 0) & (said != true)] = torch.tensor([1., .6, 0])
+    return rgb.numpy()
 
 
 def _rows(rows, cols, size=1.35):
@@ -124,32 +129,36 @@ def _rows(rows, cols, size=1.35):
     return fig, axs
 
 
-def show_maps(models, items, side=256):
-    "A row for each photograph: image, truth, then map and errors of every model."
-    fig, axs = _rows(len(items), 2 + 2*len(models))
+def show_maps(models, items, titles=(), inches=1.35, **kwargs):
+    "A row for the middle of each picture: image, truth, then map and errors of every model; `kwargs` of `segment`"
+    fig, axs = _rows(len(items), 2 + 2*len(models), inches)
     for r, (row, item) in enumerate(zip(axs, items)):
-        o = _middle(item, side)
-        row[0].imshow(o['image'].permute(1, 2, 0).numpy()); row[1].imshow(o['mask'][0].numpy(), cmap='gray')
+        image, mask = [middle(item[k]) for k in ('image', 'mask')]
+        row[0].imshow(image.permute(1, 2, 0).numpy(), cmap='gray'); row[1].imshow(mask[0].numpy(), cmap='gray')
         for k, (name, model) in enumerate(models.items()):
-            p = segment(model, o['image']).cpu()
-            row[2 + 2*k].imshow(p[0].numpy(), cmap='gray', vmin=0, vmax=1); row[3 + 2*k].imshow(errors_rgb(p, o['mask']))
-            if r == 0: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented\nblue: missed', fontsize=7)
-    axs[0, 0].set_title('image', fontsize=8); axs[0, 1].set_title('truth', fontsize=8)
+            p = segment(model, image, **kwargs).cpu()
+            row[2 + 2*k].imshow(_grey(p), cmap='gray', vmin=0, vmax=1); row[3 + 2*k].imshow(errors_rgb(p, mask))
+            if r == 0: row[2 + 2*k].set_title(name, fontsize=8); row[3 + 2*k].set_title('red: invented\nblue: missed', fontsize=8)
+    for ax, title in zip(axs[:, 0], titles or ['image']): ax.set_title(title, fontsize=8)
+    axs[0, 1].set_title('truth', fontsize=8)
     return fig
 
 
-def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90), side=192):
-    "A photograph that rotates, and below it every model's map of it."
-    fig, axs = _rows(1 + len(models), len(degrees))
-    image = _middle(item, min(side, *item['image'].shape[1:]))['image']
-    inside = disc(*image.shape[1:])
-    for col, a in zip(axs.T, degrees):
-        x = rotate_image(image, a)
-        col[0].imshow((x*inside).permute(1, 2, 0).numpy()); col[0].set_title(f'{a}°', fontsize=8)
-        for ax, (name, model) in zip(col[1:], models.items()):
-            ax.imshow((segment(model, x).cpu()[0]*inside).numpy(), cmap='gray', vmin=0, vmax=1)
-            if a == degrees[0]: ax.set_title(name, fontsize=8)
+def turning_maps(models, frames, inside:Any=1, inches=1.35, **kwargs):
+    "Pictures in `frames`, {degrees: (c, h, w)}, and below each of them every model's map of it; `kwargs` of `segment`"
+    fig, axs = _rows(1 + len(models), len(frames), inches)
+    for col, (a, x) in zip(axs.T, frames.items()):
+        col[0].imshow((x*inside).permute(1, 2, 0).numpy(), cmap='gray'); col[0].set_title(f'{a}°', fontsize=8)
+        for ax, model in zip(col[1:], models.values()):
+            ax.imshow(_grey(segment(model, x, **kwargs)*inside), cmap='gray', vmin=0, vmax=1)
+    for ax, name in zip(axs[1:, 0], models): ax.set_title(name, fontsize=8)
     return fig
+
+
+def show_turning_maps(models, item, degrees=(0, 30, 45, 60, 90)):
+    "The middle of a photograph that rotates, and below it every model's map of it"
+    image = middle(item['image'], min(192, *item['image'].shape[1:]))
+    return turning_maps(models, {a: rotate_image(image, a) for a in degrees}, disc(*image.shape[1:]))
 
 
 def map_picture(model, picture, threshold:float=.5, overlap:float=.5, progress:bool=False)->dict:

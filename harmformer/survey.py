@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold
 from harmformer.files import DataError, picture_files
 from harmformer.pixels import FilePixels, kept_pixels, read_header, read_scaled
-from harmformer.system import random_stream
+from harmformer.system import memory_for_pictures, random_stream
 
 PARTS = 'train', 'valid', 'test'
 OTHER_NAMES = dict(valid=('valid', 'val', 'validation'), train=('train', 'training'), test=('test', 'testing'))
@@ -27,7 +27,6 @@ def is_table(source)->bool:
 
 
 def _shown(items, progress, least=500)->Any: return progress_bar(items, leave=False) if progress and len(items) > least else items
-def _memory(): return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')/3 if hasattr(os, 'sysconf') else 1e9
 def _name(path): return os.fsencode(path.name).decode(errors='replace')
 
 
@@ -40,17 +39,13 @@ class _Rows:
     groups: Any = None                      # a name for each picture
     parts: Any = None                       # a name of PARTS for each picture
 
-    def add(self, other, part):
-        for mine, its in zip((self.files, self.labels, self.parts), (other.files, other.labels, [part]*len(other.files))): mine.extend(its)
-
 
 def _class_folders(folder): return sorted(p for p in Path(folder).iterdir() if p.is_dir() and p.name[0] not in '._')
 
 
 def _classes_in(folder):
-    "Pictures of a folder with a subfolder for each class"
-    found = [(p, _name(d)) for d in _class_folders(folder) for p in picture_files(d, arrays=True)]
-    return _Rows([p for p, _ in found], [o for _, o in found]), [_name(d) for d in _class_folders(folder)]
+    "{class: its pictures} of a folder with a subfolder for each class"
+    return {_name(d): picture_files(d, arrays=True) for d in _class_folders(folder)}
 
 
 def _given_parts(folder):
@@ -62,15 +57,15 @@ def _given_parts(folder):
 def _from_folder(folder):
     "Rows and names of classes of a folder"
     parts = _given_parts(folder)
-    if not parts: return _classes_in(folder)
-    rows, names = _Rows([], [], parts=[]), [_name(d) for d in _class_folders(parts['train'])]
+    found = {part: _classes_in(where) for part, where in (parts or {None: folder}).items()}
+    names = list(found['train' if parts else None])
     for part, where in parts.items():
-        found, classes = _classes_in(where)
-        if not found.files: raise DataError(f'{where} holds no pictures in folders of classes: put some there, or remove it.')
-        if new := sorted({*classes} - {*names}):
+        if not any(found[part].values()): raise DataError(f'{where} holds no pictures in folders of classes: put some there, or remove it.')
+        if new := sorted({*found[part]} - {*names}):
             raise DataError(f'{where/new[0]} is a class that {parts["train"]} does not have: put pictures of it there, or remove it.')
-        rows.add(found, part)
-    return rows, names
+    rows = [(p, name, part) for part, classes in found.items() for name, files in classes.items() for p in files]
+    files, labels, of = [list(o) for o in zip(*rows)] or ([], [], [])
+    return _Rows(files, labels, parts=of if parts else None), names
 
 
 def _from_table(file):
@@ -192,7 +187,7 @@ class PictureFolder:
         if self.x is not None and side == self.side: return self
         deep = bool(self.as_stored) and any(h.deep for h in self.headers)
         n, c = len(self.files), self.as_stored or 3
-        fits = n*c*side**2*(4 if deep else 1) < (_memory() if memory is None else memory)
+        fits = n*c*side**2*(4 if deep else 1) < (memory_for_pictures() if memory is None else memory)
         kept:Any = kept_pixels(n, c, side, deep) if cache and not fits else None
         if fits: kept = torch.empty(n, c, side, side, dtype=torch.float32 if deep else torch.uint8)
         grey, empty = [], []
@@ -226,10 +221,10 @@ def _some(files, found):
     return f'{len(which)} picture{"s"*(len(which) > 1)} ({which[0].parent.name}/{which[0].name})'
 
 
-def usual_pixels(headers, most:int=None)->int:
+def usual_pixels(headers)->int:
     "The side to which pictures are scaled: the largest with a preset that is not much more than what most of them have"
     short = np.median([min(h.width, h.height) for h in headers])
-    most = most or (128 if torch.cuda.is_available() else 64)
+    most = 128 if torch.cuda.is_available() else 64
     return max([s for s in SIDES if s <= min(most, 1.25*short)], default=SIDES[0])
 
 

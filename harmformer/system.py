@@ -1,7 +1,7 @@
 """What a run asks of the machine: whole files, the same random numbers everywhere, eval mode for a while, memory, processes, the commit."""
 
 __all__ = ['WriteError', 'Stopped', 'whole_file', 'write_whole', 'remove_parts', 'check_room', 'write_tensors', 'read_tensors',
-           'not_finite', 'in_a_line', 'random_stream', 'evaluating', 'reuse_memory', 'start_processes', 'from_first',
+           'not_finite', 'in_a_line', 'random_stream', 'evaluating', 'memory_for_pictures', 'reuse_memory', 'start_processes', 'from_first',
            'first_before_others', 'commit']
 
 import atexit, ctypes, errno, hashlib, json, os, secrets, shutil, subprocess, time, zlib
@@ -27,14 +27,11 @@ def _why(e):
     return 'the disk is full. Make room there' if full else f'{e.strerror or e}. Make that possible'
 
 
-def _part(path): return path.with_name(f'{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part')
-
-
 @contextmanager
 def whole_file(path):
     "The name of a temporary file beside `path`, which replaces `path` at the end, or vanishes if anything fails"
     path = Path(path)
-    part = _part(path)
+    part = path.with_name(f'{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part')
     try:
         yield part
         with open(part, 'rb+') as f: os.fsync(f.fileno())   # a power cut after the next line finds the whole file
@@ -137,6 +134,12 @@ def evaluating(model):
     training = model.training
     try: yield model.eval()
     finally: model.train(training)
+
+
+def memory_for_pictures()->float:
+    "Bytes that pictures may take: a third of the machine's memory"
+    try: return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')/3
+    except (AttributeError, ValueError, OSError): return 1e9
 
 
 def reuse_memory()->bool: # whether it could be done

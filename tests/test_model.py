@@ -2,6 +2,7 @@
 import pytest, torch
 from harmformer.core import *
 from harmformer.core import PRESETS
+from harmformer.model import settle
 
 SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=2, heads=2, head_dim=4)
 VARIANTS = ([dict(mixing=m) for m in ('all', 'cross_values', 'cross_keys', 'cross_queries')] + [dict(norm=n) for n in ('fused', 'hnet', 'layer')] +
@@ -10,17 +11,14 @@ VARIANTS = ([dict(mixing=m) for m in ('all', 'cross_values', 'cross_keys', 'cros
              dict(residual=False), dict(depth=0), dict(img_size=(16, 24))])
 
 
-def images(model, seed=1, n=3): return analytic_image(model.img_size, seed=seed, channels=model.stem.in_channels, batch=n, dtype=torch.float32)
+def images(model, seed=1): return analytic_image(model.img_size, seed=seed, channels=model.stem.in_channels, batch=3, dtype=torch.float32)
 
 
 def settled(name, **kw):
     "A model in eval mode whose running statistics are those of some images."
     torch.manual_seed(0)
     model = create_model(name, **kw)
-    for m in model.modules():
-        if hasattr(m, 'momentum'): m.momentum = 1.
-    with torch.no_grad(): model.train()(images(model, 0))
-    return model.eval()
+    with torch.no_grad(): return settle(model, images(model, 0))
 
 
 @torch.no_grad()

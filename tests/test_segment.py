@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np, pytest, torch
 from conftest import write_drive
 from PIL import Image
+from harmformer import runs
 from harmformer.core import create_model, load_model, rotate_image, save_model
 from harmformer.cli import harmformer_eval, harmformer_segment, harmformer_train
 from harmformer.evaluate import read_rows
@@ -95,7 +96,10 @@ def test_training_leaves_a_report_and_eval_a_row(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('HARMFORMER_DATA', str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('harmformer.runs.commit', lambda: '1061e09')  # a commit that looks like a number: it happened
+    augmented, fit = [], runs.fit
+    monkeypatch.setattr(runs, 'fit', lambda learn, **kw: (augmented.append(learn.dls.train.dataset.augment), fit(learn, **kw)))
     harmformer_train('drive', budget=True, size=32, epochs=2, set=TINY)
+    assert augmented == [True, True]
     path = tmp_path/'runs'/'drive-harmformer_unet-seed0'
     assert (path/'report.html').read_text().count('data:image/png;base64') == 3
     rows = json.loads((path/'results.json').read_text())['rows']

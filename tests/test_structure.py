@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import run
+from test_imports import imported
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,19 +26,11 @@ def parsed(cell):
     return ast.parse('\n'.join(l for l in cell['source'].splitlines() if not l.lstrip().startswith(('%', '!')))).body
 
 
-def imported(node):
-    "The modules of harmformer that a statement imports: conv, core, ..."
-    if isinstance(node, ast.Import): names = [a.name for a in node.names]
-    elif isinstance(node, ast.ImportFrom): names = [node.module or ''] + [f'{node.module}.{a.name}' for a in node.names]
-    else: return set()
-    return {n.split('.')[1] for n in names if n.startswith('harmformer.')}
-
-
 def imports_from_above(root):
     home = {m[1]: path.stem for path, cells in notebooks(root, '[0-9]*') for c in cells
             if (m := re.match(r'#\|\s*default_exp\s+(\w+)', c['source']))}
     return [f'{path.stem} imports {m} from {home[m]}' for path, cells in notebooks(root, '[0-9]*') for c in cells
-            for top in parsed(c) for node in ast.walk(top) for m in imported(node) if m in home and home[m] > path.stem]
+            for top in parsed(c) for m in imported(top, home) if home[m] > path.stem]
 
 
 def imports_beside_code(root):

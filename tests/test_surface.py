@@ -76,6 +76,7 @@ def test_help_shows_what_arguments_mean():
     text = pydoc.plain(pydoc.render_doc(harmformer.create_model))
     assert 'pretrained (= False): True' in text and 'Returns:' in text and 'in training mode, as in timm' in text
     assert 'rings (int = 3): learned radii' in pydoc.plain(pydoc.render_doc(harmformer.HConv2d))
+    assert 'stats (str' in harmformer.HNormAct.__doc__                # whose __init__ is that of its base
     assert 'degrees: counter-clockwise' in harmformer.rotate_image.__doc__
     assert 'schedule (str' in __import__('harmformer.train', fromlist=['fit']).fit.__doc__
 

@@ -13,17 +13,11 @@ def quiet():
         yield
 
 
+@pytest.mark.parametrize('trial', [trials.call_model, trials.damage_file])
 @LIMITS
-@given(st.randoms(use_true_random=False))
-def test_calls_are_right_or_refused(rng):
-    how, what = trials.call_model(rng)
-    assert how in ('right', 'clear error'), what
-
-
-@LIMITS
-@given(st.randoms(use_true_random=False))
-def test_damaged_files_are_refused_or_read_as_they_were(rng):
-    how, what = trials.damage_file(rng)
+@given(rng=st.randoms(use_true_random=False))
+def test_right_or_refused(trial, rng):
+    how, what = trial(rng)
     assert how in ('right', 'clear error'), what
 
 
