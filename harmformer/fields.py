@@ -203,7 +203,7 @@ def spread_orders(
 )->torch.Tensor:    # (..., m, ...)
     "Parameters of `own_orders` for every order: m and −m get the same"
     if p.shape[dim] == len(orders): return p
-    own = dict(zip(own_orders(orders, reflections=True), p.unbind(dim)))
+    own = dict(zip(sorted({abs(m) for m in orders}), p.unbind(dim))) # their gradient is one stack
     return torch.stack([own[abs(m)] for m in orders], dim)
 
 # %% ../nbs/00_fields.ipynb #mi00h
