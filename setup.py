@@ -19,6 +19,6 @@ setup(
     packages=['harmformer'], package_data={'harmformer': ['weights/*.safetensors']},
     python_requires='>=' + cfg['min_python'], install_requires=words('requirements'),
     extras_require={'dev': words('dev_requirements'), 'hub': words('hub_requirements'),
-                    'export': words('export_requirements')}, zip_safe=False,
+                    'export': words('export_requirements'), 'tiff': words('tiff_requirements')}, zip_safe=False,
     entry_points={'console_scripts': words('console_scripts'), 'nbdev': [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},
 )

@@ -11,8 +11,9 @@ pictures, 32 pixels).
 Every model sees as many images, in batches of 16, with AdamW and one cycle of the learning rate, and is tested as it is at the end: nothing
 is chosen on the test pictures. Everyone sees the same disc of a picture. `seconds` is processor time of the training, in one thread.
 Of the names, `+rot` trains with random rotations, `+flip` has reflections=True, `+wide` is wider by a quarter, so that reflections leave
-as many parameters as without, and `+long` sees as many images as the CNN can see in the time of Harmformer. `harmformer+long` sees as
-many, which takes about six minutes: it runs only where --models names it.
+as many parameters as without, and `+long` sees as many images as the CNN can see in the time of Harmformer. `harmformer+long` and
+`resnet18+rot+long` see as many, which takes about six and fourteen minutes: they run only where --models names them. Their learning rates
+are those of the short trainings; that of `cnn+rot+long` was tuned for the long one.
 """
 import itertools, time
 from pathlib import Path
@@ -32,7 +33,7 @@ RESULTS = Path(__file__).resolve().parent.parent/'nbs'/'results'
 SEEN, BATCH = 4000, 16
 SIZES = 50, 100, 300, 1000, None                            # None: all
 MODELS = 'harmformer', 'cnn+rot', 'resnet18+rot', 'harmformer+flip', 'harmformer+flip+wide', 'cnn+rot+long'
-EXTRA = 'harmformer+long',
+EXTRA = 'harmformer+long', 'resnet18+rot+long'
 TRIED = {'harmformer': (.002, .004, .008), 'cnn+rot': (.001, .002, .004, .01, .02), 'resnet18+rot': (.0001, .0003, .001, .003),
          'cnn+rot+long': (.001, .002, .004, .01)}
 
@@ -98,10 +99,13 @@ def error(model, data): return 1 - accuracy_on(model, TensorDL(data, bs=100, dev
 
 
 def seen(model, data, pixels):
-    "Images that a model sees: SEEN, or as many as the CNN can see in the time of Harmformer, by the rows that are there"
+    """Images that a model sees: SEEN, or as many as the CNN can see in the time of Harmformer, by the rows that are there. All long
+    trainings on a set see as many, those of the first row that was measured."""
     if 'long' not in model: return SEEN
     rows = pd.read_csv(RESULTS/'small_data.csv')
-    took = rows[(rows.data == data) & (rows.pixels == pixels)].groupby('model').seconds.mean()
+    rows = rows[(rows.data == data) & (rows.pixels == pixels)]
+    if len(long := rows[rows.model.str.endswith('+long')]): return int(long.images_seen.iloc[0])
+    took = rows.groupby('model').seconds.mean()
     return round(SEEN*took['harmformer']/took['cnn+rot'])
 
 
@@ -141,7 +145,7 @@ def rates():
     rows = pd.read_csv(RESULTS/'small_data_rates.csv')
     rows['error'] = rows.error_upright + rows.error_rotated
     best = rows.sort_values('error', kind='stable').groupby('model').rate.first().to_dict()
-    return {m: best.get(m, best[m.split('+')[0]] if m.startswith('harmformer') else None) for m in (*MODELS, *EXTRA)}
+    return {m: best.get(m, best['harmformer' if m.startswith('harmformer') else m.removesuffix('+long')]) for m in (*MODELS, *EXTRA)}
 
 
 def mirrored_row(model, seed, lr):

@@ -203,8 +203,8 @@ def spread_orders(
 )->torch.Tensor:    # (..., m, ...)
     "Parameters of `own_orders` for every order: m and −m get the same"
     if p.shape[dim] == len(orders): return p
-    own = own_orders(orders, reflections=True)
-    return torch.stack([p.select(dim, own.index(abs(m))) for m in orders], dim)
+    own = dict(zip(sorted({abs(m) for m in orders}), p.unbind(dim))) # their gradient is one stack
+    return torch.stack([own[abs(m)] for m in orders], dim)
 
 # %% ../nbs/00_fields.ipynb #mi00h
 def fold_orders(
@@ -212,8 +212,8 @@ def fold_orders(
     orders, dim:int=0,
 )->torch.Tensor:    # (..., own orders, ...)
     "The mean of streams m and −m"
-    def stream(m): return x.select(dim, orders.index(m))
-    return torch.stack([(stream(m) + stream(-m))/2 if m else stream(m)
+    stream = dict(zip(orders, x.unbind(dim)))
+    return torch.stack([(stream[m] + stream[-m])/2 if m else stream[m]
                         for m in own_orders(orders, reflections=True)], dim)
 
 # %% ../nbs/00_fields.ipynb #9da14c55

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 from harmformer.files import DataError, open_picture, read_pictures
 from harmformer.system import in_a_line
 
@@ -36,11 +36,6 @@ def _array(path):
         raise DataError(f'{path} is truncated or no array ({in_a_line(e)}). Put a good copy in its place.') from e
     if a.ndim not in (2, 3) or not a.size or a.dtype.kind not in 'buif':
         raise DataError(f'{path} holds an array {a.shape} of {a.dtype}: a picture is an array of numbers (h, w), (h, w, c) or (c, h, w).')
-    return _channels_last(a)
-
-
-def _channels_last(a):
-    "An array (h, w), (h, w, c) or (c, h, w) as (h, w, c)"
     if a.ndim == 2: return a[..., None]
     return a.transpose(1, 2, 0) if a.shape[0] < min(a.shape[1:]) else a
 
@@ -50,29 +45,47 @@ def _is_tiff(path): return Path(path).suffix.lower() in ('.tif', '.tiff')
 
 def _pages(path)->int:
     "How many channels a TIFF has as pages; 1 for any other file"
-    if not _is_tiff(path): return 1
+    if not _is_tiff(path) or _samples(path) > 4: return 1
     try:
         with Image.open(path) as im: return getattr(im, 'n_frames', 1)
     except Exception: return 1              # open_picture says what is wrong with it
 
 
-def _many_samples(path):
-    "A TIFF with more channels than Pillow knows, as (h, w, c), if tifffile is installed; otherwise None"
+def _samples(path)->int:
+    "How many values a pixel of a TIFF has; 1 for any other file"
+    if not _is_tiff(path): return 1
+    try:
+        with open(path, 'rb') as f:
+            head = f.read(8)
+            tags = TiffImagePlugin.ImageFileDirectory_v2(head + f.read(8)*(head[2] == 43))     # 43: sizes of eight bytes
+            f.seek(tags.next)
+            tags.load(f)
+        return int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
+    except Exception: return 1              # open_picture says what is wrong with it
+
+
+def _many_samples(path, n):
+    "A TIFF with `n` values per pixel, which Pillow refuses or reads only some of, as (h, w, c)"
     try: import tifffile  # pyright: ignore
-    except ImportError: return None
-    try: a = np.squeeze(tifffile.imread(path))
-    except Exception: return None
-    return _channels_last(a) if a.ndim in (2, 3) else None
+    except ImportError as e:
+        raise DataError(f'{path} is a TIFF with {n} values per pixel: `pip install tifffile` to read it, or save it as .npy.') from e
+    try:
+        with tifffile.TiffFile(path) as f: pages, page, a = len(f.pages), f.pages[0], f.pages[0].asarray()
+    except Exception as e:  # a damaged file can fail in any way
+        raise DataError(f'{path} is truncated or no image ({in_a_line(e)}). Put a good copy in its place.') from e
+    if pages > 1: raise DataError(f'{path} is a stack of {pages} pictures with {n} channels each. Save the one to use as a picture of its own.')
+    if a.ndim == 3 and a.dtype.kind in 'buif': return a.transpose(1, 2, 0) if page.planarconfig == 2 else a
+    raise DataError(f'{path} holds an array {a.shape} of {a.dtype}: a picture is an array of numbers (h, w, c) or (c, h, w).')
 
 
 def _opened(path):
     "The PIL image of a file that is no stack, or, of a TIFF with many channels, its array"
-    try: return open_picture(path, colour=False)
+    if (n := _samples(path)) > 4: return _many_samples(path, n)
+    try: im = open_picture(path, colour=False)
     except DataError as e:
-        if _is_tiff(path) and Path(path).is_file():
-            if (a := _many_samples(path)) is not None: return a
-            if 'no image' in str(e): raise DataError(f'{e} If it has many channels, install tifffile, or save it as .npy.') from e
+        if n > 1 and 'cannot identify' in str(e): return _many_samples(path, n)        # such as two channels of 16 bits
         raise
+    return im if n <= len(im.getbands()) else _many_samples(path, n)
 
 
 def read_header(path)->Header:
@@ -82,7 +95,9 @@ def read_header(path)->Header:
         a = read_stored(path)
         return Header(a.shape[1], a.shape[0], pages, a.dtype != np.uint8, False)
     try:
+        if (n := _samples(path)) > 4: raise ValueError('more than Pillow can read')
         with Image.open(path) as im:
+            if n > len(im.getbands()): raise ValueError('Pillow would leave some out')
             size, mode, orientation = im.size, im.mode, im.getexif().get(0x0112, 1)
     except Exception:
         found = _opened(path)               # says what is wrong, if anything is

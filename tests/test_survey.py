@@ -1,5 +1,5 @@
 """One's own pictures before training: what is seen in a folder or a table, how it is split, every fault of it, and pixels of any kind."""
-import shutil
+import shutil, sys
 import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
 from harmformer.calibrate import calibration_error, confused_pairs, fit_temperature, reliability, surest_mistakes
@@ -189,6 +189,41 @@ def test_pages_of_a_tiff_are_channels(tmp_path, pages, kind):
     Image.fromarray(a[0]).save(tmp_path/'a.tif', save_all=True, append_images=[Image.fromarray(o) for o in a[1:]])
     assert (read_stored(tmp_path/'a.tif') == np.stack(a, -1)).all() and read_header(tmp_path/'a.tif').channels == pages
     assert read_scaled([tmp_path/'a.tif'], 16, pages).shape == (1, pages, 16, 16)
+
+
+@pytest.mark.parametrize('shape, kind, how', [
+    ((20, 24, 7), np.uint16, 'minisblack'), ((6, 20, 24), np.float32, 'minisblack'), ((20, 24, 2), np.uint16, 'minisblack'),
+    ((20, 24, 5), np.uint8, 'rgb'), ((20, 24, 2), np.uint8, 'minisblack')])            # of the last two Pillow would read some channels only
+def test_tiffs_with_many_values_per_pixel(tmp_path, monkeypatch, capfd, shape, kind, how):
+    tifffile = pytest.importorskip('tifffile')
+    a, file = noise(*shape, dtype=kind, top=200), tmp_path/'a.tif'
+    tifffile.imwrite(file, a, photometric=how, planarconfig='separate' if shape[0] == 6 else 'contig')
+    want = a.transpose(1, 2, 0) if shape[0] == 6 else a
+    h, n = read_header(file), want.shape[-1]
+    assert (h.width, h.height, h.channels, h.deep, h.plain) == (24, 20, n, kind != np.uint8, False) and (read_stored(file) == want).all()
+    assert read_scaled([file], 16, n).shape == (1, n, 16, 16) and not capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, 'tifffile', None)
+    for read in (read_header, read_stored):
+        with pytest.raises(DataError, match=f'a.tif is a TIFF with {n} values per pixel: `pip install tifffile` to read it, or save it as .npy.$'): read(file)
+
+
+def test_tiffs_with_many_values_that_are_damaged_or_stacks(tmp_path):
+    tifffile = pytest.importorskip('tifffile')
+    file = tmp_path/'a.tif'
+    tifffile.imwrite(file, noise(3, 20, 24, 6), photometric='minisblack', planarconfig='contig')
+    with pytest.raises(DataError, match='a.tif is a stack of 3 pictures with 6 channels each'): read_stored(file)
+    tifffile.imwrite(file, noise(20, 24, 6), photometric='minisblack', planarconfig='contig')
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(DataError, match='a.tif is truncated or no image.*Put a good copy in its place'): read_stored(file)
+
+
+def test_a_folder_of_tiffs_with_many_values_per_pixel(tmp_path):
+    tifffile = pytest.importorskip('tifffile')
+    for c in ('cats', 'dogs'):
+        (tmp_path/'pets'/c).mkdir(parents=True)
+        for i in range(10): tifffile.imwrite(tmp_path/'pets'/c/f'{i}.tif', noise(20, 24, 6, dtype=np.uint16), photometric='minisblack', planarconfig='contig')
+    dls = benchmark_dls(str(tmp_path/'pets'), img_size=16, device='cpu')
+    assert dls.n_in == 6 and dls.train.one_batch()[0].shape[1:] == (6, 16, 16)
 
 
 @pytest.mark.parametrize('bad, why', [(np.zeros((3, 3), complex), 'array of numbers'), (np.zeros(4), 'array of numbers'), (np.full((9, 9), np.nan), 'no numbers')])
