@@ -70,7 +70,7 @@ def _many_samples(path, n):
     except ImportError as e:
         raise DataError(f'{path} is a TIFF with {n} values per pixel: `pip install tifffile` to read it, or save it as .npy.') from e
     try:
-        with tifffile.TiffFile(path) as f: pages, page, a = len(f.pages), f.pages[0], f.pages[0].asarray()
+        with tifffile.TiffFile(path) as f: pages, page, a = len(f.pages), f.pages.first, f.pages.first.asarray()
     except Exception as e:  # a damaged file can fail in any way
         raise DataError(f'{path} is truncated or no image ({in_a_line(e)}). Put a good copy in its place.') from e
     if pages > 1: raise DataError(f'{path} is a stack of {pages} pictures with {n} channels each. Save the one to use as a picture of its own.')
