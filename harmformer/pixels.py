@@ -73,7 +73,8 @@ def _many_samples(path, n):
         with tifffile.TiffFile(path) as f: pages, page, a = len(f.pages), f.pages.first, f.pages.first.asarray()
     except Exception as e:  # a damaged file can fail in any way
         raise DataError(f'{path} is truncated or no image ({in_a_line(e)}). Put a good copy in its place.') from e
-    if pages > 1: raise DataError(f'{path} is a stack of {pages} pictures with {n} channels each. Save the one to use as a picture of its own.')
+    if pages > 1:
+        raise DataError(f'{path} is a stack of {pages} pictures with {n} channels each. Save the one to use as a picture of its own.')
     if a.ndim == 3 and a.dtype.kind in 'buif': return a.transpose(1, 2, 0) if page.planarconfig == 2 else a
     raise DataError(f'{path} holds an array {a.shape} of {a.dtype}: a picture is an array of numbers (h, w, c) or (c, h, w).')
 
