@@ -16,8 +16,7 @@ from scipy.fft import next_fast_len
 from torch import nn
 from torch.autograd import forward_ad
 from .constants import alone, derived
-from .fields import (HModule, as_orders, check_field, check_planes, own_orders,
-                               spread_orders)
+from .fields import HModule, as_orders, check_field, check_planes, own_orders
 from .filters import check_grid, harmonic_basis
 
 # %% ../nbs/02_conv.ipynb #755db47c
@@ -333,11 +332,12 @@ def pick_engine(
 # %% ../nbs/02_conv.ipynb #c0de0212
 @derived
 def filter_places(
-    orders:tuple, in_orders:tuple, out_orders:tuple,
-)->torch.Tensor: # (orders, in_orders, out_orders)
-    "1 where a filter of order k leads from stream m1 to stream m = m1 + k"
-    return torch.tensor([[[float(m-m1 == k) for m in out_orders] for m1 in in_orders]
-                         for k in orders], dtype=torch.float64)
+    own:tuple, orders:tuple, in_orders:tuple, out_orders:tuple,
+)->torch.Tensor: # (own, orders, in_orders, out_orders)
+    "1 where the parameters `j` make the filter of order k, from stream m1 to stream m = m1 + k"
+    used = [k if k in own else -k for k in orders]
+    return torch.tensor([[[[float(j == u and m-m1 == k) for m in out_orders] for m1 in in_orders]
+                          for k, u in zip(orders, used)] for j in own], dtype=torch.float64)
 
 # %% ../nbs/02_conv.ipynb #6e389fbb
 class HConv2d(HModule):
@@ -359,9 +359,9 @@ class HConv2d(HModule):
         self.orders, self.images = check_grid(
             kernel_size, rings, filter_orders(in_orders, out_orders)), self.in_orders == (0,)
         for m in (self.in_orders, self.out_orders): own_orders(m, reflections)
-        n = len(own_orders(self.orders, reflections))
-        self.weight = nn.Parameter(torch.empty(n, rings, in_channels, out_channels))
-        self.beta = nn.Parameter(torch.empty(n, in_channels, out_channels))
+        self.own = own_orders(self.orders, reflections)
+        self.weight = nn.Parameter(torch.empty(len(self.own), rings, in_channels, out_channels))
+        self.beta = nn.Parameter(torch.empty(len(self.own), in_channels, out_channels))
         self.reset_parameters()
 
     def reset_parameters(self):
@@ -372,9 +372,9 @@ class HConv2d(HModule):
     def coefficients(self)->torch.Tensor: # (2, orders·rings, in_orders·c_in, out_orders·c_out)
         "R e^{iβ} at its place between input and output streams: real and imaginary part"
         w, beta = self.weight, self.beta[:, None] # R of Def. 4.1, and β
-        c = spread_orders(torch.stack([w*beta.cos(), w*beta.sin()]), self.orders, 1)
-        fits = filter_places(self.orders, self.in_orders, self.out_orders, like=w)
-        return torch.einsum('pkrio,kmn->pkrmino', c, fits).flatten(5).flatten(3, 4).flatten(1, 2)
+        c = torch.stack([w*beta.cos(), w*beta.sin()])
+        fits = filter_places(self.own, self.orders, self.in_orders, self.out_orders, like=w)
+        return torch.einsum('pjrio,jkmn->pkrmino', c, fits).flatten(5).flatten(3, 4).flatten(1, 2)
 
     def check(self, x): check_conv_input(self, x)
     def on_planes(self, x): # (2, b, in_orders, c_in, h, w) → (2, b, out_orders, c_out, h, w)
