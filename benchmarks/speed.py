@@ -104,7 +104,7 @@ class Server:
     "A process that measures one form."
     def __init__(self, root, form, threads):
         call = [sys.executable, '-W', 'ignore', ROOT/'benchmarks'/'speed_steps.py', form, str(threads)]
-        env = {**os.environ, 'PYTHONPATH': str(root)}
+        env = {**os.environ, 'PYTHONPATH': str(root), 'TORCHINDUCTOR_FORCE_DISABLE_CACHES': '1'}  # `first_s` is of a first time
         self.p = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env, cwd=tempfile.gettempdir())
 
     def ask(self, case, n):
