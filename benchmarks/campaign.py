@@ -125,7 +125,7 @@ def train(run, folder, until):
         if opt: optimizer(learn, *opt)
         if source: adopt_weights(learn.model, source)
         facts = dict(benchmark=run['benchmark'], title=dls.title, seed=run['seed'], commit=commit(), images=len(dls.train.dataset),
-                     **dls.reading, **seen)
+                     **({'optimizer': f"{opt[0]}, rate {kw['lr']}"} if opt else {}), **dls.reading, **seen)
         if not watch.was.get('ended'):
             with learn.no_bar(), learn.no_logging(): fit(learn, **kw, path=path, seed=run['seed'], resume=True, provenance=facts)
             write(path/'progress.json', watch.now(ended=not learn.stopped))

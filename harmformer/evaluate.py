@@ -193,11 +193,16 @@ def error_bars(title:str, folder='results'):
     return fig
 
 # %% ../nbs/14_evaluate.ipynb #c6c45865
+def _longest(runs):
+    "The longest trainings of each network, every seed"
+    return runs[runs.images_seen == runs.groupby('name').images_seen.transform('max')]
+
 def stability_beside_paper(title:str, folder='results')->pd.DataFrame:
     "Accuracy in per cent upright, rotated by 45°, and the difference: the paper's Table 7 and ours"
     paper, ours = paper_figures(title, folder).dropna(subset='at_0'), our_runs(title, folder)
-    here = pd.DataFrame(dict(model=ours.name, at_0=100 - ours.error_0, at_45=100 - ours.error_45,
-                             where='here'))
+    ours = _longest(ours).groupby('name', sort=False)[['error_0', 'error_45']].mean()
+    here = pd.DataFrame(dict(model=ours.index, at_0=100 - ours.error_0.values,
+                             at_45=100 - ours.error_45.values, where='here'))
     table = pd.concat([paper[['model', 'at_0', 'at_45']].assign(where='paper'), here])
     table = table.assign(Δ=table.at_0 - table.at_45).set_index(['model', 'where'])
     return table.rename(columns=dict(at_0='0°', at_45='45°'))
@@ -218,8 +223,7 @@ def _front_row(title, ours, paper, plain, run):
 
 def _front_errors(title, folder):
     "A row of the front page: the longest training of each network on a benchmark, the mean of its seeds"
-    runs = our_runs(title, folder).dropna(subset='seconds')         # a run's last stage
-    runs = runs[runs.images_seen == runs.groupby('name').images_seen.transform('max')]
+    runs = _longest(our_runs(title, folder).dropna(subset='seconds')) # a run's last stage
     ours, plain = runs[runs.name == 'Harmformer'], runs[runs.name != 'Harmformer']
     paper = paper_figures(title.split(' (')[0], folder)
     average = ''.join(paper[paper.model == 'Harmformer'].average.map('{:.2f} %'.format))
