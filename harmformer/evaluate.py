@@ -212,6 +212,7 @@ def angle_plot(title:str, folder='results', only=None, **kwargs):
     "Accuracy against angle as `benchmarks/angles.py` measured it, of all models or `only` one"
     rows = _of(pd.read_csv(Path(folder)/'angles.csv'), title)
     if only: rows = rows.loc[rows.model == only]
+    rows = rows.iloc[(~rows.model.str.startswith('harm')).argsort(kind='stable')]  # ours is first
     models = rows.groupby('model', sort=False)
     curves = {_name(n): dict(zip(o.angle, o.accuracy)) for n, o in models}
     return plot_polar(curves, n=rows.samples.iloc[0], **kwargs)
