@@ -193,16 +193,16 @@ def error_bars(title:str, folder='results'):
     return fig
 
 # %% ../nbs/14_evaluate.ipynb #c6c45865
-def _longest(runs):
+def _longest(runs:pd.DataFrame)->pd.DataFrame:
     "The longest trainings of each network, every seed"
-    return runs[runs.images_seen == runs.groupby('name').images_seen.transform('max')]
+    return runs.loc[runs.images_seen == runs.groupby('name').images_seen.transform('max')]
 
 def stability_beside_paper(title:str, folder='results')->pd.DataFrame:
     "Accuracy in per cent upright, rotated by 45°, and the difference: the paper's Table 7 and ours"
     paper, ours = paper_figures(title, folder).dropna(subset='at_0'), our_runs(title, folder)
-    ours = _longest(ours).groupby('name', sort=False)[['error_0', 'error_45']].mean()
-    here = pd.DataFrame(dict(model=ours.index, at_0=100 - ours.error_0.values,
-                             at_45=100 - ours.error_45.values, where='here'))
+    ours = pd.DataFrame(_longest(ours).groupby('name', sort=False)[['error_0', 'error_45']].mean())
+    here = (100 - ours).set_axis(['at_0', 'at_45'], axis=1).reset_index(names='model')
+    here['where'] = 'here'
     table = pd.concat([paper[['model', 'at_0', 'at_45']].assign(where='paper'), here])
     table = table.assign(Δ=table.at_0 - table.at_45).set_index(['model', 'where'])
     return table.rename(columns=dict(at_0='0°', at_45='45°'))
@@ -228,8 +228,8 @@ def _front_errors(title, folder):
     ours, plain = runs[runs.name == 'Harmformer'], runs[runs.name != 'Harmformer']
     paper = paper_figures(title.split(' (')[0], folder)
     average = ''.join(paper[paper.model == 'Harmformer'].average.map('{:.2f} %'.format))
-    theirs = ', '.join(f'{error:.1f} % ({name})'
-                       for name, error in plain.groupby('name', sort=False).error.mean().items())
+    theirs = ', '.join(f'{o.error.mean():.1f} % ({name})'
+                       for name, o in plain.groupby('name', sort=False))
     seeds = f' (mean of {len(ours)} seeds)' if len(ours) > 1 else ''
     return _front_row(title, f'{ours.error.mean():.2f} %{seeds}', average, theirs, ours.iloc[0])
 
