@@ -3,12 +3,14 @@
     python benchmarks/campaign.py status            # done, running, left, expected hours
     python benchmarks/campaign.py work              # go on, the most urgent run first; Ctrl-C or SIGTERM saves and stops
     python benchmarks/campaign.py work --hours 2    # the same, but stop and save after so many hours
+    OMP_NUM_THREADS=1 ... work &                    # one for each core: they share the queue, no run is trained twice
 
 The queue is benchmarks/campaign/queue.json, a list of runs. One run:
 
     name       its folder in benchmarks/campaign: checkpoint and best weights. Committed, any machine can go on with it
     benchmark  and seed, as for harmformer_train
-    recipe     what differs from the benchmark's recipe for a CPU; also `optimizer` ([name, arguments]) and `average` (decay)
+    recipe     what differs from the benchmark's recipe for a CPU; also `optimizer` ([name, arguments]), `average` (decay) and
+               `augment` (['rot']: training images are rotated at random)
     priority   the lowest number goes first
     stop       ends a stage early: `hours` at most, or `stall`: so many epochs without a better validation score
     judge      'test': harmformer_eval writes the row, the weights stay; 'valid': validation errors, nothing else stays
@@ -119,6 +121,7 @@ def train(run, folder, until):
         watch = Watch(path/'progress.json', run.get('stop', {}), until)
         loader = {k: s.pop(k, None) for k in ('bs', 'size', 'valid')}
         dls = benchmark_dls(run['benchmark'], seed=run['seed'], device='cpu', **loader)
+        if 'augment' in s: dls.train.dataset.augment = tuple(s.pop('augment'))
         torch.manual_seed(run['seed'])
         kw, opt, decay = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}, s.pop('optimizer', None), s.pop('average', None)
         learn = harmformer_learner(dls, lr=kw['lr'], cbs=[watch] + ([Average(decay)] if decay else []), **s)
@@ -135,60 +138,85 @@ def train(run, folder, until):
     return learn, before
 
 
-def judge(run, folder, learn, before):
+def judge(run, folder, learn, before, lock):
     "Write the row of a finished run, and leave only what is worth keeping of its folder."
     done = [read(folder/place/'progress.json') for place in stages(run)]
     if run['judge'] == 'test':
-        subprocess.run([Path(sys.executable).parent/'harmformer_eval', folder/'best.safetensors', '--csv', ROOT/run['rows']], check=True)
+        row = folder/'row.csv'
+        row.unlink(missing_ok=True)
+        subprocess.run([Path(sys.executable).parent/'harmformer_eval', folder/'best.safetensors', '--csv', row], check=True)
+        scores = pd.read_csv(row, dtype=str, keep_default_na=False).iloc[0]
+        with alone(lock): append_row(ROOT/run['rows'], {**run.get('about', {}), **scores, 'cpu_seconds': sum(o['cpu'] for o in done)})
         for f in folder.iterdir():
             if f.name not in ('best.safetensors', 'log.csv'): shutil.rmtree(f) if f.is_dir() else f.unlink()
     else:
         log, dls = pd.read_csv(folder/'log.csv'), learn.dls
         last, seconds, cpu = log.iloc[-1], *[sum(o[k] for o in done) for k in ('seconds', 'cpu')]
-        append_row(ROOT/run['rows'], dict(
+        row = dict(
             **run['about'], title=dls.title, model=learn.model.config['name'], params=count_params(learn.model), seed=run['seed'],
             epochs=len(log), images_seen=before + len(log)*len(dls.train)*dls.train.bs, seconds=seconds, cpu_seconds=cpu,
             samples=len(dls.turned.dataset), train_loss=round(last.train_loss, 5), valid_loss=round(last.valid_loss, 5),
             valid_error=round(1 - last.accuracy, 6), valid_turned_error=round(1 - last.turned, 6),
-            commit=commit(), date=time.strftime('%Y-%m-%d')))
+            commit=commit(), date=time.strftime('%Y-%m-%d'))
+        with alone(lock): append_row(ROOT/run['rows'], row)
         shutil.rmtree(folder)
     return done
 
 
 @contextmanager
-def alone(home):
-    "Within: no other process works on this queue; the lock goes with the process, however that ends."
-    with (home/'.lock').open('w') as f:
-        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError: raise SystemExit(f'another process works on {home}: wait for it, or stop it.')
+def alone(file):
+    "Within: no other process is here with this file; who comes second waits. The lock goes with the process, however that ends."
+    with file.open('w') as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
         yield
 
 
-def busy(home):
-    try:
-        with alone(home): return False
-    except SystemExit: return True
+@contextmanager
+def taken(home, name):
+    "Within: no other process trains this run; or None if one does."
+    with (home/f'.lock-{name}').open('w') as f:
+        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: yield None
+        else: yield True
+
+
+def busy(home, name):
+    with taken(home, name) as free: return not free
+
+
+def left(home):
+    "Runs that are not done, the most urgent first"
+    return sorted((o for o in read(home/'queue.json') if 'done' not in o), key=lambda o: o['priority'])
+
+
+def finish(home, run, until):
+    "Train and judge a run; False if it was stopped before"
+    print(f"{time.strftime('%H:%M:%S')} {run['name']}", flush=True)
+    learn, before = train(run, home/run['name'], until)
+    if learn is None: return print('stopped and saved', flush=True)
+    spent = judge(run, home/run['name'], learn, before, home/'.lock')
+    with alone(home/'.lock'):
+        queue = read(home/'queue.json')
+        write(home/'queue.json', [{**o, 'done': spent} if o['name'] == run['name'] else o for o in queue])
+    return True
 
 
 def work(home, hours=float('inf')):
-    "Train what is left of the queue, the most urgent first; it is read anew for each run."
+    "Train what is left of the queue and nobody else works on, the most urgent first; it is read anew for each run."
     until = time.time() + 3600*hours
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    with alone(home):
-        while left := [o for o in read(home/'queue.json') if 'done' not in o]:
-            run = min(left, key=lambda o: o['priority'])
-            print(f"{time.strftime('%H:%M:%S')} {run['name']}", flush=True)
-            learn, before = train(run, home/run['name'], until)
-            if learn is None: return print('stopped and saved', flush=True)
-            spent = judge(run, home/run['name'], learn, before)
-            queue = read(home/'queue.json')
-            write(home/'queue.json', [{**o, 'done': spent} if o['name'] == run['name'] else o for o in queue])
-            if time.time() > until: return
+    passed = set()                                                              # of other processes, or finished by them
+    while run := next((o for o in left(home) if o['name'] not in passed), None):
+        with taken(home, run['name']) as free:
+            if not free or run['name'] not in [o['name'] for o in left(home)]: passed.add(run['name']); continue
+            if not finish(home, run, until): return
+        if time.time() > until: return
+    print('nothing is left' if not left(home) else 'what is left is being worked on by other processes', flush=True)
 
 
 def status(home):
     "Every run: its state, images seen of how many, hours spent, hours to go; the time as in runs of the same form, where there are any."
-    queue, running = read(home/'queue.json'), busy(home)
+    queue = read(home/'queue.json')
     known = {o['name']: o.get('done') or [read(home/o['name']/p/'progress.json') for p in stages(o)] for o in queue}
     times = [(f, p['images'], p['seconds']) for o in queue for (f, _), p in zip(planned(o), known[o['name']]) if p]
     times = pd.DataFrame(times, columns=['form', 'images', 'seconds']).groupby('form').sum()
@@ -196,11 +224,9 @@ def status(home):
     for o in sorted(queue, key=lambda o: ('done' not in o, o['priority'])):
         spent = [p or dict(images=0, seconds=0) for p in known[o['name']]]
         left = 0 if 'done' in o else sum(max(0, n - p['images'])*rate.get(f, float('nan')) for p, (f, n) in zip(spent, planned(o)))
-        state = 'done' if 'done' in o else 'started' if any(known[o['name']]) else 'left'
+        state = 'done' if 'done' in o else 'running' if busy(home, o['name']) else 'started' if any(known[o['name']]) else 'left'
         rows.append(dict(run=o['name'], state=state, images=sum(p['images'] for p in spent), of=sum(n for _, n in planned(o)),
                          hours=sum(p['seconds'] for p in spent)/3600, hours_left=left/3600))
-    first = next((r for r in rows if r['state'] != 'done'), None)
-    if running and first: first['state'] = 'running'
     return pd.DataFrame(rows)
 
 

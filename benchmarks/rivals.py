@@ -1,0 +1,121 @@
+"""What 29_rivals shows beside the errors of the campaign's runs: accuracy against angle, wrappers around plain networks, speed and memory.
+
+    python benchmarks/rivals.py angles      # of every finished run on mnist-rot-test whose weights are there: rivals_angles.csv
+    python benchmarks/rivals.py wrappers    # RotationAveraged, FrameAveraged and Upright around the plain CNN and ViT: rivals_wrapped.csv
+    python benchmarks/rivals.py cost        # training images/s with two threads, and memory: rivals_cost.csv; wants a quiet machine
+
+`angles` and `wrappers` need the weights that `campaign.py work` leaves in its folder, which are not committed. What is there is not
+measured again, but for `cost`, whose rows are only comparable within one run.
+"""
+import time
+from pathlib import Path
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from fastcore.script import call_parse
+from fastprogress.fastprogress import progress_bar
+from harmformer.averaging import FrameAveraged, RotationAveraged
+from harmformer.core import count_params, create_model, load_model, rotate_image
+from harmformer.data import benchmark_dls
+from harmformer.evaluate import accuracy_by_angle
+from harmformer.report import append_row
+from harmformer.system import commit, evaluating, reuse_memory
+from harmformer.train import accuracy_on
+from harmformer.upright import OrientationNet, Upright, upright_loss
+from campaign import read
+from speed_steps import peak_memory
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, CAMPAIGN = ROOT/'nbs'/'results', ROOT/'benchmarks'/'campaign'
+MODELS = {'Harmformer': 'harmformer_mnist', 'H-NeXt': 'hnext_mnist', 'H-Nets': 'hnet_mnist', 'G-CNN, p4': 'gcnn_p4_mnist',
+          'G-CNN, p8': 'gcnn_p8_mnist', 'GSA-Nets, p4': 'gsa_p4_mnist', 'GE-ViT, p4': 'gevit_p4_mnist', 'ResNet-50': 'resnet50',
+          'ResNet-18': 'resnet18', 'plain ViT': 'vit', 'plain CNN': 'cnn'}
+BATCH = dict(gsa_p4_mnist=8, gevit_p4_mnist=8)                                  # others: 16
+
+
+def finished(budget='100,000 images', benchmark='mnist-rot-test'):
+    "{name: weights} of the campaign's finished runs"
+    runs = [o for o in read(CAMPAIGN/'queue.json') if 'done' in o and o['benchmark'] == benchmark]
+    files = {o['about']['name']: CAMPAIGN/o['name']/'best.safetensors' for o in runs if o.get('about', {}).get('budget') == budget}
+    return {k: f for k, f in files.items() if f.exists()}
+
+
+def there(file, *columns):
+    "What a file has rows of"
+    return set(zip(*[pd.read_csv(file)[c] for c in columns])) if file.exists() else set()
+
+
+def angles(samples=1000, step=15):
+    "Accuracy on upright test digits that are rotated by every angle"
+    file, data = RESULTS/'rivals_angles.csv', benchmark_dls('mnist-rot-test', device='cpu').upright.dataset
+    for name, weights in finished().items():
+        if (name,) in there(file, 'name'): continue
+        right = accuracy_by_angle(load_model(weights), data, range(0, 360, step), n=samples)
+        append_row(file, pd.DataFrame(dict(name=name, samples=samples, angle=right.keys(), accuracy=right.values(), commit=commit())))
+        print(name, {a: round(v, 3) for a, v in right.items() if a in (0, 45, 90)}, flush=True)
+
+
+def train_estimator(data, images=100_000, bs=32, lr=.01, seed=0):
+    "An OrientationNet that has seen so many upright training digits, each at an angle of its own; and processor seconds"
+    torch.manual_seed(seed)
+    net, steps = OrientationNet().train(), images//bs
+    opt = torch.optim.AdamW(net.parameters(), lr)
+    rate = torch.optim.lr_scheduler.OneCycleLR(opt, lr, steps)
+    began = time.process_time()
+    for _ in progress_bar(range(steps)):
+        x, theta = data.batch(torch.randint(len(data), (bs,)).tolist())[0], 360*torch.rand(bs)
+        upright_loss(net(rotate_image(x, theta)), theta).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), .5)                    # steep where |z| is small
+        opt.step(); opt.zero_grad(); rate.step()
+    return net.eval(), time.process_time() - began
+
+
+def wrappers():
+    "Errors of the plain networks within every wrapper, on all test digits"
+    file, dls = RESULTS/'rivals_wrapped.csv', benchmark_dls('mnist-rot-test', device='cpu')
+    plain = {k: load_model(f) for k, f in finished().items() if k in ('plain CNN', 'plain ViT')}
+    todo = [(k, w) for k in plain for w in ('none', 'average of 8 angles', 'average of 32 angles', 'frame average, C4', 'Upright')
+            if (k, w) not in there(file, 'name', 'wrapper')]
+    estimator, spent = train_estimator(dls.train.dataset) if any(w == 'Upright' for _, w in todo) else (None, 0)
+    make = {'none': lambda m: m, 'average of 8 angles': lambda m: RotationAveraged(m, 8),
+            'average of 32 angles': lambda m: RotationAveraged(m, 32), 'frame average, C4': FrameAveraged,
+            'Upright': lambda m: Upright(m, estimator)}
+    at_45 = dls.upright.dataset.turned([45]*len(dls.upright.dataset))
+    loaders = dict(error=dls.test, error_0=dls.upright, error_45=dls.test.new(at_45))
+    for name, wrapper in todo:
+        model, began = make[wrapper](plain[name]), time.process_time()
+        errors = {k: round(100*(1 - accuracy_on(model, dl)), 2) for k, dl in loaders.items()}
+        row = dict(name=name, wrapper=wrapper, **errors, samples=len(at_45), ms=round((time.process_time() - began)/len(at_45)/3*1000, 3),
+                   trained_seconds=round(spent) if wrapper == 'Upright' else 0, commit=commit(), date=time.strftime('%Y-%m-%d'))
+        append_row(file, row)
+        print(*row.values(), flush=True)
+
+
+def cost(seconds=6., threads=2):
+    "Training images/s, smallest time of a step, and MB of tensors that a step adds at its peak"
+    torch.set_num_threads(threads)
+    file, rows = RESULTS/'rivals_cost.csv', []
+    for name, preset in MODELS.items():
+        torch.manual_seed(0)
+        model, n, times = create_model(preset).train(), BATCH.get(preset, 16), []
+        x, y = torch.rand(n, 1, 32, 32), torch.arange(n) % 10
+        def step(): F.cross_entropy(model(x), y).backward()
+        step(); until = time.time() + seconds
+        while len(times) < 3 or time.time() < until: t = time.perf_counter(); step(); times.append(time.perf_counter() - t)
+        with evaluating(model), torch.no_grad():
+            ends = []
+            for _ in range(5): t = time.perf_counter(); model(x); ends.append(time.perf_counter() - t)
+        rows.append(dict(name=name, model=preset, params=count_params(model), batch=n, images_per_second=round(n/min(times), 1),
+                         tested_per_second=round(n/min(ends), 1), mb=round(peak_memory(step)), threads=threads, commit=commit(),
+                         date=time.strftime('%Y-%m-%d')))
+        print(*rows[-1].values(), flush=True)
+    file.unlink(missing_ok=True)
+    append_row(file, *rows)
+
+
+@call_parse
+def main(what:str): # angles, wrappers or cost
+    "Measure what 29_rivals shows beside errors"
+    reuse_memory()
+    if what not in ('angles', 'wrappers', 'cost'): raise SystemExit(f'{what!r}: angles, wrappers or cost.')
+    dict(angles=angles, wrappers=wrappers, cost=cost)[what]()
