@@ -15,7 +15,7 @@ from .constants import derived
 from .docs import document
 from .fields import fold_orders, spread_orders
 from .magnitude import CBatchNorm, CReLU, HNormAct
-from .stem import NORMS, HLayerAct, HNetNorm, _mask, upscale
+from .stem import NORMS, HLayerAct, HNetNorm, _mask, upscale, with_ones
 from .attention import times_i
 from .model import Harmformer
 from .unet import HarmformerUNet
@@ -284,8 +284,8 @@ class InferenceHarmformer(Answers):
     def __init__(self, model):
         super().__init__()
         stem, head = model.stem, model.head
-        self.orders, self.mask, self.upscale, self.pools, self.tied = (
-            model.orders, stem.mask, stem.upscale, stem.pools, head.reflections)
+        self.orders, self.mask, self.upscale, self.pools, self.tied, self.constant = (
+            model.orders, stem.mask, stem.upscale, stem.pools, head.reflections, stem.constant)
         self.stem = nn.ModuleList(PlainBlock(b, not i) for i, b in enumerate(stem.blocks))
         self.patch = PlainLinear(model.patch, None, (True, False)) if len(model.blocks) else None
         self.blocks = nn.ModuleList(map(PlainEncoder, model.blocks))
@@ -295,6 +295,7 @@ class InferenceHarmformer(Answers):
             self.head.bias.sub_(self.head.weight @ head.norm.running_mean)
 
     def field(self, x): # (b, c, h, w) → (h, w, b, D)
+        x = with_ones(x) if self.constant else x
         x = upscale(x, self.upscale).permute(2, 3, 0, 1)
         if self.mask: x = x * sized(_mask, *x.shape[:2], self.mask, like=x)[..., None, None]
         for block, pool in zip(self.stem, self.pools): x = halve(block(x)) if pool else block(x)
@@ -315,7 +316,8 @@ class InferenceUNet(Answers):
     "`HarmformerUNet` in eval mode"
     def __init__(self, model):
         super().__init__()
-        self.orders, self.out, self.tied = model.orders, deepcopy(model.out), model.reflections
+        self.orders, self.out, self.tied, self.constant = (
+            model.orders, deepcopy(model.out), model.reflections, model.constant)
         self.down = nn.ModuleList(PlainBlock(b, not i) for i, b in enumerate(model.down))
         self.enter = PlainLinear(model.enter, None, (True, False))
         self.blocks = nn.ModuleList(map(PlainEncoder, model.blocks))
@@ -323,7 +325,8 @@ class InferenceUNet(Answers):
         self.up = nn.ModuleList(map(PlainBlock, model.up))
 
     def logits(self, x, maps): # and the field at the bottom
-        x, skips, m = colours(x).permute(2, 3, 0, 1), [], len(self.orders)
+        x, skips, m = colours(x), [], len(self.orders)
+        x = (with_ones(x) if self.constant else x).permute(2, 3, 0, 1)
         for block in self.down:
             skips.append(block(x))
             x = halve(skips[-1])

@@ -82,6 +82,7 @@ class Harmformer(StagedModel):
         mixing:str='same', keep_phase:bool=False, # see HAttention
         rpe:str='circular', chunk:int=None, # see HAttention
         reflections:bool=False, # invariant to mirrors, too: m and −m share parameters
+        constant:bool=False,    # tell an image from its negative: see with_ones
     ):
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
@@ -89,7 +90,8 @@ class Harmformer(StagedModel):
             (img_size, img_size) if isinstance(img_size, int) else tuple(img_size))
         self.stem = HStem(in_channels, channels, convs, stem_dropout, pools, upscale, orders, mask,
                           kernel_size=kernel_size, rings=rings, norm=norm, engine=engine,
-                          stats=stats, residual=residual, reflections=reflections)
+                          stats=stats, residual=residual, reflections=reflections,
+                          constant=constant)
         dim = heads*head_dim if depth else self.stem.out_channels
         self.patch = (HLinear(self.stem.out_channels, dim, orders, reflections) if depth
                       else nn.Identity())

@@ -11,7 +11,7 @@ from torch import nn
 from fastcore.basics import patch
 from .fields import as_orders, fold_orders, own_orders
 from .magnitude import magnitude
-from .stem import HConvBlock, avg_pool, upscale
+from .stem import HConvBlock, avg_pool, upscale, with_ones
 from .tokens import HLinear, to_field, to_tokens
 from .encoder import HEncoderBlock
 from .model import StagedModel
@@ -36,17 +36,18 @@ class HarmformerUNet(StagedModel):
         layer_norm:str='token', norm_eps:float=1., mixing:str='same', # see HEncoderBlock
         keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HEncoderBlock
         reflections:bool=False, # mirrors commute, too: m and −m share parameters
+        constant:bool=False,    # tell an image from its negative: see with_ones
     ):
         super().__init__()
-        self.orders, self.in_channels, self.multiple = (
-            as_orders(orders), in_channels, 2**len(channels))
+        self.orders, self.in_channels, self.multiple, self.constant = (
+            as_orders(orders), in_channels, 2**len(channels), constant)
         self.num_classes, self.reflections = out_channels, reflections
         self.num_features = len(own_orders(orders, reflections))*channels[0]
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         conv: dict = dict(orders=orders, kernel_size=kernel_size, rings=rings, norm=norm,
                           stats=stats, engine=engine, mask=None, reflections=reflections)
         dim, grid = heads*head_dim, tuple(n//self.multiple for n in self.img_size)
-        ins = (in_channels, *channels)
+        ins = (in_channels + constant, *channels)
         self.down = nn.ModuleList(
             HConvBlock(i, o, convs, in_orders=None if k else (0,), **conv)
             for k, (i, o) in enumerate(zip(ins, channels)))
@@ -75,7 +76,8 @@ class HarmformerUNet(StagedModel):
 def planes(self:HarmformerUNet, x, maps=None):
     "Yield name and planes (2, b, m, c, h, w) of every stage; append attention maps to `maps`"
     check_unet_input(self, x)
-    x, skips = standard_colours(x)[None, :, None], []
+    x, skips = standard_colours(x), []
+    x = (with_ones(x) if self.constant else x)[None, :, None]
     for i, block in enumerate(self.down, 1):
         skips.append(x := block(x))
         yield f'down {i}', x
