@@ -11,8 +11,8 @@ pictures, 32 pixels).
 Every model sees as many images, in batches of 16, with AdamW and one cycle of the learning rate, and is tested as it is at the end: nothing
 is chosen on the test pictures. Everyone sees the same disc of a picture. `seconds` is processor time of the training, in one thread.
 Of the names, `+rot` trains with random rotations, `+flip` has reflections=True, `+wide` is wider by a quarter, so that reflections leave
-as many parameters as without, and `+long` sees as many images as the CNN can see in the time of Harmformer. `harmformer+long` and
-`resnet18+rot+long` see as many, which takes about six and fourteen minutes: they run only where --models names them. Their learning rates
+as many parameters as without, `+constant` has constant=True, and `+long` sees as many images as the CNN can see in the time of Harmformer. `harmformer+long` and
+`resnet18+rot+long` see as many, which takes about six and fourteen minutes: they and `+constant` run only where --models names them. Their learning rates
 are those of the short trainings; that of `cnn+rot+long` was tuned for the long one.
 """
 import itertools, time
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).resolve().parent.parent/'nbs'/'results'
 SEEN, BATCH = 4000, 16
 SIZES = 50, 100, 300, 1000, None                            # None: all
 MODELS = 'harmformer', 'cnn+rot', 'resnet18+rot', 'harmformer+flip', 'harmformer+flip+wide', 'cnn+rot+long'
-EXTRA = 'harmformer+long', 'resnet18+rot+long'
+EXTRA = 'harmformer+long', 'resnet18+rot+long', 'harmformer+constant', 'harmformer+constant+long'
 TRIED = {'harmformer': (.002, .004, .008), 'cnn+rot': (.001, .002, .004, .01, .02), 'resnet18+rot': (.0001, .0003, .001, .003),
          'cnn+rot+long': (.001, .002, .004, .01)}
 
@@ -79,7 +79,7 @@ def make(model, pixels, classes, colours):
     sizes = dict(num_classes=classes, in_channels=colours, img_size=pixels)
     if base == 'harmformer':
         wide = dict(channels=tuple(c*5//4 for c in PRESETS[preset_for(pixels)]['channels']), head_dim=20) if 'wide' in extra else {}
-        return create_model(preset_for(pixels), **sizes, reflections='flip' in extra, **wide)
+        return create_model(preset_for(pixels), **sizes, reflections='flip' in extra, constant='constant' in extra, **wide)
     return create_model(base, **sizes, mask='tukey', **(dict(reduce=pixels//32) if base == 'resnet18' else {}))
 
 
