@@ -238,7 +238,7 @@ def front_table(folder='results')->str: # Markdown
     "The front page's table"
     head = 'benchmark', 'Harmformer, here', 'in the paper', 'plain network, here', 'our training'
     titles = read_rows(Path(folder)/'runs.csv').title.unique()
-    drive = read_rows(Path(folder)/'drive.csv').set_index('model')
+    drive = read_rows(Path(folder)/'drive.csv').drop_duplicates('model', keep='last').set_index('model')
     ours, plain = drive.loc['harmformer_unet'], drive.loc['unet']
     maps = _front_row(f'{ours.title}: area under the ROC curve', f'{ours.test_auc:.4f}',
                       f"{paper_figures('DRIVE', folder).auc.iloc[0]:.4f}",

@@ -316,8 +316,8 @@ class InferenceUNet(Answers):
     "`HarmformerUNet` in eval mode"
     def __init__(self, model):
         super().__init__()
-        self.orders, self.out, self.tied, self.constant = (
-            model.orders, deepcopy(model.out), model.reflections, model.constant)
+        self.orders, self.out, self.tied, self.constant, self.parts = (
+            model.orders, deepcopy(model.out), model.reflections, model.constant, model.parts)
         self.down = nn.ModuleList(PlainBlock(b, not i) for i, b in enumerate(model.down))
         self.enter = PlainLinear(model.enter, None, (True, False))
         self.blocks = nn.ModuleList(map(PlainEncoder, model.blocks))
@@ -336,9 +336,11 @@ class InferenceUNet(Answers):
         for block, skip in zip(self.up, skips[::-1]):
             both = [o.unflatten(-1, (2, m, -1)) for o in (double(x), skip)]
             x = block(torch.cat(both, -1).flatten(3))
-        X = sizes(x.unflatten(-1, (2, m, -1)), 3)                               # (h, w, b, m, c)
-        if self.tied: X = fold_orders(X, self.orders, 3)
-        y = X.flatten(3) @ self.out.weight.flatten(1).T + self.out.bias
+        z = x.unflatten(-1, (2, m, -1))                                         # (h, w, b, 2, m, c)
+        X = sizes(z, 3)
+        X = (fold_orders(X, self.orders, 3) if self.tied else X).flatten(3)
+        if self.parts: X = torch.cat([X, z[..., self.orders.index(0), :].flatten(3)], -1)
+        y = X @ self.out.weight.flatten(1).T + self.out.bias
         return y.permute(2, 3, 0, 1), bottom
 
 # %% ../nbs/17b_inference.ipynb #e18a0030

@@ -37,12 +37,14 @@ class HarmformerUNet(StagedModel):
         keep_phase:bool=False, rpe:str='circular', chunk:int=None, # see HEncoderBlock
         reflections:bool=False, # mirrors commute, too: m and −m share parameters
         constant:bool=False,    # tell an image from its negative: see with_ones
+        parts:bool=False,       # the last layer also reads both parts of order 0, which do not rotate
     ):
         super().__init__()
         self.orders, self.in_channels, self.multiple, self.constant = (
             as_orders(orders), in_channels, 2**len(channels), constant)
         self.num_classes, self.reflections = out_channels, reflections
-        self.num_features = len(own_orders(orders, reflections))*channels[0]
+        self.parts = parts
+        self.num_features = (len(own_orders(orders, reflections)) + 2*parts)*channels[0]
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         conv: dict = dict(orders=orders, kernel_size=kernel_size, rings=rings, norm=norm,
                           stats=stats, engine=engine, mask=None, reflections=reflections)
@@ -64,9 +66,10 @@ class HarmformerUNet(StagedModel):
         self.out = nn.Conv2d(self.num_features, out_channels, 1)
 
     def forward_head(self, z, pre_logits:bool=False):
-        # the last field → logits (b, out_channels, h, w), or magnitudes (b, num_features, h, w)
+        # the last field → logits (b, out_channels, h, w), or what the last layer reads (b, num_features, h, w)
         x = magnitude(z)
         x = (fold_orders(x, self.orders, 1) if self.reflections else x).flatten(1, 2)
+        if self.parts: x = torch.cat([x, *z[:, :, self.orders.index(0)]], 1)
         return x if pre_logits else self.out(x)
 
     def get_classifier(self): return self.out
