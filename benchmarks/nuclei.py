@@ -25,7 +25,7 @@ NETWORKS = {
     'plain U-Net, rotations': ('unet', {}, True, 1),
     'Harmformer U-Net, reflections': ('harmformer_unet', dict(reflections=True), False, 1),
     'Harmformer U-Net, reflections, wider': ('harmformer_unet', dict(reflections=True, channels=(10, 20), head_dim=10), False, 1),
-    'Harmformer U-Net, constant': ('harmformer_unet', dict(constant=True), False, 1),
+    'Harmformer U-Net, orders 0, 1, 2': ('harmformer_unet', dict(orders=(0, 1, 2), constant=True, parts=True), False, 1),
     'plain U-Net, rotations, equal time': ('unet', {}, True, None),
 }
 ANGLES = 0, 45, 90
