@@ -8,7 +8,7 @@ SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=2, head
 VARIANTS = ([dict(mixing=m) for m in ('all', 'cross_values', 'cross_keys', 'cross_queries')] + [dict(norm=n) for n in ('fused', 'hnet', 'layer')] +
             [dict(stats='shared'), dict(layer_norm='map'), dict(keep_phase=True), dict(rpe=None), dict(mask=None), dict(mask='circle'), dict(chunk=5),
              dict(orders=(0, 1)), dict(orders=(-2, -1, 0, 1, 2), kernel_size=15), dict(engine='direct'), dict(engine='fft'), dict(upscale=1),
-             dict(residual=False), dict(depth=0), dict(img_size=(16, 24))])
+             dict(residual=False), dict(depth=0), dict(constant=True), dict(orders=(0, 1, 2)), dict(img_size=(16, 24))])
 
 
 def images(model, seed=1): return analytic_image(model.img_size, seed=seed, channels=model.stem.in_channels, batch=3, dtype=torch.float32)

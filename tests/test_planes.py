@@ -10,11 +10,13 @@ from harmformer.fields import to_complex, to_planes
 from harmformer.magnitude import CBatchNorm, CReLU, HNormAct
 from harmformer.stem import HLayerAct, HSkip
 from harmformer.tokens import HLayerNorm, HLinear
+from harmformer.train import SIGHTED
 
 SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=1, heads=2, head_dim=2, dropout=0.)
 VARIANTS = {'as it is': {}, 'mixing all, phase kept': dict(mixing='all', keep_phase=True), 'norm of H-Nets, shared': dict(norm='hnet', stats='shared', mask=None),
             'layer norm, chunks': dict(norm='layer', layer_norm='map', chunk=5), 'reflections': dict(reflections=True), 'reflections, mixing all': dict(reflections=True, mixing='all', norm='hnet'),
-            'orders 0 and 1, no encoding': dict(orders=(0, 1), rpe=None, mask='circle')}
+            'orders 0 and 1, no encoding': dict(orders=(0, 1), rpe=None, mask='circle'),
+            'orders 0, 1, 2, a constant': dict(orders=(0, 1, 2), constant=True)}
 every_variant = pytest.mark.parametrize('variant', VARIANTS)
 
 
@@ -23,9 +25,13 @@ def small(variant='as it is', **kw):
     return create_model('harmformer_mnist', **{**SMALL, **VARIANTS[variant], **kw}), torch.rand(3, 1, 16, 16)
 
 
-def unet():
+def unet(**kw):
     torch.manual_seed(0)
-    return create_model('harmformer_unet', channels=(2, 2), kernel_size=7, rings=2, img_size=16, depth=1, heads=1, head_dim=4), torch.rand(3, 3, 16, 16)
+    small = dict(channels=(2, 2), kernel_size=7, rings=2, img_size=16, depth=1, heads=1, head_dim=4)
+    return create_model('harmformer_unet', **small, **kw), torch.rand(3, 3, 16, 16)
+
+
+UNETS = {'U-Net': {}, 'U-Net of the recipe': SIGHTED}
 
 
 def step(f, model, x):
@@ -51,9 +57,9 @@ def exported(model, x):
     return torch.export.export(model.eval(), (x,), dynamic_shapes=({0: torch.export.Dim('b', min=1, max=64)},), strict=True)
 
 
-@pytest.mark.parametrize('variant', [*VARIANTS, 'U-Net'])
+@pytest.mark.parametrize('variant', [*VARIANTS, *UNETS])
 def test_exports_with_any_batch_and_real_numbers_only(variant):
-    model, x = unet() if variant == 'U-Net' else small(variant)
+    model, x = unet(**UNETS[variant]) if variant in UNETS else small(variant)
     program = exported(model, x)
     for n in (1, 3, 7):
         more = torch.rand(n, *x.shape[1:])
