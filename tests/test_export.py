@@ -6,7 +6,6 @@ from PIL import Image
 from harmformer import cli, onnx_file
 from harmformer.core import create_model, load_model, rel_error, rotate_image
 from harmformer.export import OnnxModel, check_graph, export_onnx, export_program, load_program, to_inference
-from harmformer.train import SIGHTED
 
 SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=1, heads=2, head_dim=2, dropout=0.)
 UNET = dict(channels=(2, 2), kernel_size=7, rings=2, img_size=16, depth=1, heads=1, head_dim=4)
@@ -22,7 +21,7 @@ def digits(tmp_path_factory):
     return model, export_onnx(model, tmp_path_factory.mktemp('export')/'digits.onnx', outputs=names)
 
 
-@pytest.fixture(scope='module', params=[{}, SIGHTED], ids=['paper', 'recipe'])
+@pytest.fixture(scope='module', params=[{}, dict(orders=(0, 1, 2), constant=True, parts=True)], ids=['paper', 'signs'])
 def unet(request, tmp_path_factory):
     torch.manual_seed(0)
     model = create_model('harmformer_unet', **UNET, **request.param).eval()

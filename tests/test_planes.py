@@ -10,7 +10,6 @@ from harmformer.fields import to_complex, to_planes
 from harmformer.magnitude import CBatchNorm, CReLU, HNormAct
 from harmformer.stem import HLayerAct, HSkip
 from harmformer.tokens import HLayerNorm, HLinear
-from harmformer.train import SIGHTED
 
 SMALL = dict(channels=(2, 4), kernel_size=7, rings=2, img_size=16, depth=1, heads=2, head_dim=2, dropout=0.)
 VARIANTS = {'as it is': {}, 'mixing all, phase kept': dict(mixing='all', keep_phase=True), 'norm of H-Nets, shared': dict(norm='hnet', stats='shared', mask=None),
@@ -31,7 +30,7 @@ def unet(**kw):
     return create_model('harmformer_unet', **small, **kw), torch.rand(3, 3, 16, 16)
 
 
-UNETS = {'U-Net': {}, 'U-Net of the recipe': SIGHTED}
+UNETS = {'U-Net': {}, 'U-Net that tells signs': dict(orders=(0, 1, 2), constant=True, parts=True)}
 
 
 def step(f, model, x):
