@@ -173,7 +173,7 @@ class HStem(nn.Module):
         convs=2, dropout=0., pools=True, # of each block; one value for all, or a tuple
         upscale:int=2,        # enlarge images by this factor
         orders=(-1,0,1), mask:str='tukey', # as in HConvBlock
-        constant:bool=False,  # see `with_ones`
+        constant:bool=False,  # tell an image from its negative: see with_ones
         **kwargs,             # kernel_size, rings, norm, engine, stats, residual, reflections: as there
     ):
         super().__init__()
