@@ -103,16 +103,18 @@ class Harmformer(StagedModel):
         self.head = InvariantHead(dim, num_classes, orders, reflections)
         self.num_features = self.head.linear.in_features       # orders times channels
 
-    def planes(self, x, maps=None): # (b, c, h, w)
-        "Yield name and planes (2, b, m, c, h, w) of every stage; append attention maps to `maps`"
-        for name, z in self.stem.planes(x): yield name, z
-        grid = z.shape[-2:]
-        t = self.patch(to_tokens(z))
-        if self.blocks: yield 'patches', to_field(t, *grid)
-        for i, block in enumerate(self.blocks, 1):
-            if maps is not None: maps.append(block.attention(t, grid))
-            t = block(t, grid)
-            yield f'encoder {i}', to_field(t, *grid)
+# %% ../nbs/08_model.ipynb #8522c479
+@patch
+def planes(self:Harmformer, x, maps=None): # (b, c, h, w)
+    "Yield name and planes (2, b, m, c, h, w) of every stage; append attention maps to `maps`"
+    for name, z in self.stem.planes(x): yield name, z
+    grid = z.shape[-2:]
+    t = self.patch(to_tokens(z))
+    if self.blocks: yield 'patches', to_field(t, *grid)
+    for i, block in enumerate(self.blocks, 1):
+        if maps is not None: maps.append(block.attention(t, grid))
+        t = block(t, grid)
+        yield f'encoder {i}', to_field(t, *grid)
 
 # %% ../nbs/08_model.ipynb #b9e1a805
 @patch

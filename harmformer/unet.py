@@ -65,14 +65,17 @@ class HarmformerUNet(StagedModel):
             for i, o in zip((channels[-1], *channels[:0:-1]), channels[::-1]))
         self.out = nn.Conv2d(self.num_features, out_channels, 1)
 
-    def forward_head(self, z, pre_logits:bool=False):
-        # the last field → logits (b, out_channels, h, w), or what the last layer reads (b, num_features, h, w)
-        x = magnitude(z)
-        x = (fold_orders(x, self.orders, 1) if self.reflections else x).flatten(1, 2)
-        if self.parts: x = torch.cat([x, *z[:, :, self.orders.index(0)]], 1)
-        return x if pre_logits else self.out(x)
+# %% ../nbs/09_unet.ipynb #bc5be3f6
+@patch
+def forward_head(self:HarmformerUNet, z, pre_logits:bool=False):
+    # the last field → logits (b, out_channels, h, w), or what the last layer reads (b, num_features, h, w)
+    x = magnitude(z)
+    x = (fold_orders(x, self.orders, 1) if self.reflections else x).flatten(1, 2)
+    if self.parts: x = torch.cat([x, *z[:, :, self.orders.index(0)]], 1)
+    return x if pre_logits else self.out(x)
 
-    def get_classifier(self): return self.out
+@patch
+def get_classifier(self:HarmformerUNet): return self.out
 
 # %% ../nbs/09_unet.ipynb #d2f7a419
 @patch
