@@ -3,6 +3,7 @@ of their matrix products? Writes nbs/results/speed_*.csv, which 26_speed.ipynb d
 
     python benchmarks/speed.py                 all of it, about 20 minutes on two quiet cores
     python benchmarks/speed.py --only steps    old, eager and compiled steps alone
+    python benchmarks/speed.py --only amd      what tools/amd.py is worth on an AMD processor
     python benchmarks/speed.py --check         steps again: exits with 1 if a stored ratio has fallen by more than a tenth; writes nothing
 
 What is compared takes turns within one run, and a time is the smallest of several: read ratios, not seconds.
@@ -25,6 +26,8 @@ from fastai.callback.core import Callback
 from speed_steps import CASES, clock_of, model_step
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT/'tools'))
+from amd import environment
 OUT = ROOT/'nbs'/'results'
 RINGS = {3: 1, 5: 1, 7: 2}
 OLD = '0ced5c3'  # complex numbers inside, gradients by hand
@@ -102,9 +105,9 @@ def cases(quick):
 
 class Server:
     "A process that measures one form."
-    def __init__(self, root, form, threads):
+    def __init__(self, root, form, threads, **variables):
         call = [sys.executable, '-W', 'ignore', ROOT/'benchmarks'/'speed_steps.py', form, str(threads)]
-        env = {**os.environ, 'PYTHONPATH': str(root), 'TORCHINDUCTOR_FORCE_DISABLE_CACHES': '1'}  # `first_s` is of a first time
+        env = {**os.environ, 'PYTHONPATH': str(root), 'TORCHINDUCTOR_FORCE_DISABLE_CACHES': '1', **variables}  # `first_s` is of a first time
         self.p = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env, cwd=tempfile.gettempdir())
 
     def ask(self, case, n):
@@ -169,6 +172,18 @@ def step_rows(threads, seconds=20., only=('old', 'eager', 'compiled', 'direct'))
     return rows
 
 
+def amd_rows(threads, seconds=8.):
+    "Steps of ours and of rivals with the code that MKL takes on an AMD processor, and with that of tools/amd.py, which take turns."
+    if not (fast := environment()): print('amd: this is no AMD processor, or there is no C compiler'); return []
+    rows, cases = [], [*CASES, *((m, 'train', 16) for m in ('vit', 'cnn', 'gcnn_p4_mnist', 'resnet18'))]
+    servers = [Server(ROOT, 'eager', threads, **env) for env in ({}, fast)]
+    for case in progress_bar(cases):
+        best, start = [s.ask(case, 1) and float('inf') for s in servers], time.perf_counter()
+        while time.perf_counter() - start < seconds: best = [min(b, s.ask(case, 3)) for b, s in zip(best, servers)]
+        rows.append(dict(zip(('model', 'mode', 'batch'), case), usual=round(best[0], 2), fast=round(best[1], 2), ratio=round(best[0]/best[1], 3)))
+    return rows
+
+
 def compare(threads, tolerance=.1):
     "Measure again, and say which stored ratios of old to new have fallen"
     key, fallen = ('model', 'mode', 'batch', 'form'), []
@@ -226,7 +241,7 @@ def write(name, rows, **meta):
 @call_parse
 def main(
     quick:bool=False, # convolutions: only the ratios and the memory; writes nothing
-    only:str=None,    # one of steps, conv, profile, pipeline
+    only:str=None,    # one of steps, conv, profile, pipeline, amd
     check:bool=False, # compare steps with the stored ratios
     threads:int=2,    # CPU threads
 ):
@@ -237,8 +252,9 @@ def main(
     git = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=OUT.parent, capture_output=True, text=True).stdout.strip()
     meta = dict(threads=threads, torch=torch.__version__, machine=platform.machine(), commit=git, date=time.strftime('%Y-%m-%d'))
     profile = lambda: [dict(zip(('engine', 'operation', 'share'), r)) for e in ('direct', 'fft') for r in profile_step(e)]
-    for name, rows in dict(steps=lambda: step_rows(threads), conv=lambda: conv_rows(quick), profile=profile, pipeline=pipeline_rows).items():
+    for name, rows in dict(steps=lambda: step_rows(threads), conv=lambda: conv_rows(quick), profile=profile, pipeline=pipeline_rows,
+                           amd=lambda: amd_rows(threads)).items():
         if only not in (None, name): continue
         rows = rows()
         for r in rows: print(*(f'{k}={v}' for k, v in r.items()), flush=True)
-        if not quick: write(f'speed_{name}.csv', rows, **meta)
+        if rows and not quick: write(f'speed_{name}.csv', rows, **meta)

@@ -104,8 +104,8 @@ def about(out=DEMO):
                'Training on rotated digits helps a CNN, but only a network that is equivariant by construction gives the same answer at 0°, '
                '90°, 180° and 270° to rounding; in between, pixels limit it too. There is a price: an upside-down 6 looks much like a 9.',
         vessels=f'The retinas are drawn by us. Both networks learned from photographs (DRIVE): areas under the ROC curve of {vessels[0]["auc"]:.3f} and '
-                f'{vessels[1]["auc"]:.3f}, with {vessels[0]["params"]:,} and {vessels[1]["params"]:,} parameters. Both find vessels in all directions, and the plain '
-                'one is slightly ahead. What it cannot promise is that its map rotates with the retina.')
+                f'{vessels[1]["auc"]:.3f}, with {vessels[0]["params"]:,} and {vessels[1]["params"]:,} parameters. Both find vessels in all directions. '
+                'What the plain one cannot promise is that its map rotates with the retina.')
     facts = dict(files={**RUNTIME, **sizes}, nets=dict(digits=digits, vessels=vessels), texts=texts,
                  pictures=dict(digits=packed(example_digits(), labels=list(range(10)), first=4), vessels=packed(drawn_retinas())))
     (out/'demo.json').write_text(json.dumps(facts, indent=1, ensure_ascii=False) + '\n', encoding='utf-8', newline='\n')
