@@ -71,7 +71,7 @@ def _sized(pixels, width):
     "The preset for pictures of this size and the name of a width"
     (halves, convs), (w, encoder) = _STEMS[pixels], _WIDTHS[width]
     return dict(in_channels=3, img_size=pixels, channels=tuple(h*w//2 for h in halves), convs=convs,
-                upscale=1, kernel_size=9, dropout=0., **encoder)
+                upscale=1, kernel_size=9, dropout=0., constant=True, **encoder)
 
 PRESETS.update({f'harmformer_{w}_{p}': _sized(p, w) for p in _STEMS for w in _WIDTHS})
 
