@@ -293,16 +293,20 @@ def read_weights(path)->tuple: # (header, tensors)
     return header, tensors
 
 # %% ../nbs/11_core.ipynb #8a5c65ca
-def _other_colours(layer, tensors, name):
-    "Adapt a first layer saved for other colours: grey pictures give the same output"
-    (w, n), b = (tensors[f'{name}.weight'], layer.in_channels), f'{name}.beta'
+def _other_colours(layer, tensors, name, ones=0):
+    """Adapt a first layer saved for other colours: grey pictures give the same output. `ones`: 1 if
+    its last channel is the constant, which stays"""
+    (w, n), b = (tensors[f'{name}.weight'], layer.in_channels - ones), f'{name}.beta'
     if isinstance(layer, nn.Conv2d):                                        # (out, in, k, k)
         w = (w.sum(1, keepdim=True)/n).expand(-1, n, -1, -1)
     else:
-        c = torch.polar(w.abs(), tensors[b][:, None] + torch.pi*(w < 0)).sum(2)  # (m, rings, out)
+        c = torch.polar(w.abs(), tensors[b][:, None] + torch.pi*(w < 0))     # (m, rings, in, out)
+        colours = w.shape[2] - ones
+        w_ones, beta_ones, c = w[:, :, colours:], tensors[b][:, colours:], c[:, :, :colours].sum(2)
         beta = c.square().sum(1).angle()/2                                       # (m, out)
         w = (c*torch.polar(torch.ones_like(beta), -beta)[:, None]).real/n
-        w, tensors[b] = w[:, :, None].expand(-1, -1, n, -1), beta[:, None].expand(-1, n, -1)
+        w = torch.cat([w[:, :, None].expand(-1, -1, n, -1), w_ones], 2)
+        tensors[b] = torch.cat([beta[:, None].expand(-1, n, -1), beta_ones], 1)
     tensors[f'{name}.weight'] = w
 
 # %% ../nbs/11_core.ipynb #6f70fb23
@@ -321,7 +325,8 @@ def _adapt(model, tensors, header):
     "Change `tensors` for other classes, colours or sizes; the header without what no longer holds"
     drop, saved, tables = [], header['config'], [k for k in tensors if k.endswith('rpe.table')]
     if model.config.get('in_channels') != saved.get('in_channels'):
-        _other_colours(model.get_submodule(first := _first_layer(model)), tensors, first)
+        first, ones = _first_layer(model), bool(saved.get('constant'))
+        _other_colours(model.get_submodule(first), tensors, first, ones)
         drop += ['mean', 'std']
     for classes in ('num_classes', 'out_channels'):
         old, new, head = saved.get(classes), model.config.get(classes), classifier(model)
