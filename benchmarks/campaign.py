@@ -10,11 +10,14 @@ The queue is benchmarks/campaign/queue.json, a list of runs. One run:
     name       its folder in benchmarks/campaign: checkpoint and best weights. Committed, any machine can go on with it
     benchmark  and seed, as for harmformer_train
     recipe     what differs from the benchmark's recipe for a CPU; also `optimizer` ([name, arguments]), `average` (decay) and
-               `augment` (['rot']: training images are rotated at random)
+               `augment` (of ['rot', 'flip', 'colour']: what changes training images at random)
     priority   the lowest number goes first
     stop       ends a stage early: `hours` at most, or `stall`: so many epochs without a better validation score
     judge      'test': harmformer_eval writes the row, the weights stay; 'valid': validation errors, nothing else stays
     rows       the CSV file that the row goes to
+    epochs     another CSV file, for the errors of every epoch of the last stage on the validation and on the test set:
+               with it each can choose what is tested on the other (23_pcam)
+    tested     of slow networks: only so many test images, evenly spread; otherwise all
     about      more columns of that row, such as question and variant
 """
 import fcntl, io, json, shutil, signal, subprocess, sys, time
@@ -23,10 +26,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 from harmformer.core import adopt_weights, count_params, load_model
-from harmformer.data import benchmark_dls
-from harmformer.report import append_row
+from harmformer.data import benchmark_dls, fixed_angles
+from harmformer.evaluate import final_scores
+from harmformer.report import append_row, eval_row
 from harmformer.system import commit, write_whole
-from harmformer.train import SMALL, fit, harmformer_learner, recipe
+from harmformer.train import SMALL, accuracy_on, fit, harmformer_learner, recipe
 from fastai.callback.core import Callback, CancelFitException
 from fastcore.script import call_parse
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -81,6 +85,18 @@ class Watch(Callback):
         if stalled or self.now()['seconds'] >= 3600*self.stop.get('hours', float('inf')): raise CancelFitException
 
 
+class BothSides(Callback):
+    "After every epoch write errors on validation and test set, upright and rotated, to a file"
+    order = 95                                                                  # before Checkpoint: a resumed run misses no epoch
+    def __init__(self, file): self.file = file
+    def after_epoch(self):
+        dls, test = self.dls, self.dls.test
+        turned = test.new(test.dataset.turned(fixed_angles(len(test.dataset), dls.benchmark, 'test')))
+        sides = dict(valid=dls.valid, valid_turned=dls.turned, test=test, test_turned=turned)
+        errors = {k: round(1 - accuracy_on(self.model, dl), 6) for k, dl in sides.items()}
+        append_row(self.file, dict(epoch=self.epoch, **errors, samples=len(dls.valid.dataset), test_samples=len(test.dataset)))
+
+
 class Average(Callback):
     "Before the last validation put an exponential average of the weights, with statistics computed anew, in the model's place."
     def __init__(self, decay): self.decay = decay
@@ -124,7 +140,8 @@ def train(run, folder, until):
         if 'augment' in s: dls.train.dataset.augment = tuple(s.pop('augment'))
         torch.manual_seed(run['seed'])
         kw, opt, decay = {k: s.pop(k) for k in ('epochs', 'lr', 'schedule')}, s.pop('optimizer', None), s.pop('average', None)
-        learn = harmformer_learner(dls, lr=kw['lr'], cbs=[watch] + ([Average(decay)] if decay else []), **s)
+        more = ([Average(decay)] if decay else []) + ([BothSides(path/'epochs.csv')] if 'epochs' in run and place == '.' else [])
+        learn = harmformer_learner(dls, lr=kw['lr'], cbs=[watch, *more], **s)
         if opt: optimizer(learn, *opt)
         if source: adopt_weights(learn.model, source)
         facts = dict(benchmark=run['benchmark'], title=dls.title, seed=run['seed'], commit=commit(), images=len(dls.train.dataset),
@@ -138,14 +155,31 @@ def train(run, folder, until):
     return learn, before
 
 
+def tested_whole(folder):
+    "The row that harmformer_eval writes, as anyone can write it again"
+    row = folder/'row.csv'
+    row.unlink(missing_ok=True)
+    subprocess.run([Path(sys.executable).parent/'harmformer_eval', folder/'best.safetensors', '--csv', row], check=True)
+    return pd.read_csv(row, dtype=str, keep_default_na=False).iloc[0]
+
+
+def tested(folder, benchmark, n):
+    "The same row from n test images, evenly spread"
+    model, dls = load_model(folder/'best.safetensors'), benchmark_dls(benchmark, device='cpu', val_bs=20)
+    some = torch.linspace(0, len(dls.test.dataset) - 1, n).long()
+    dls.loaders[3:] = [dl.new(dl.dataset.subset(some)) for dl in dls.loaders[3:]]
+    return eval_row(model, dls, final_scores(model, dls, n=n), n)
+
+
 def judge(run, folder, learn, before, lock):
     "Write the row of a finished run, and leave only what is worth keeping of its folder."
     done = [read(folder/place/'progress.json') for place in stages(run)]
+    if 'epochs' in run:
+        epochs = pd.read_csv(folder/'epochs.csv').drop_duplicates('epoch', keep='last')
+        epochs.insert(0, 'run', run['name'])
+        with alone(lock): append_row(ROOT/run['epochs'], epochs)
     if run['judge'] == 'test':
-        row = folder/'row.csv'
-        row.unlink(missing_ok=True)
-        subprocess.run([Path(sys.executable).parent/'harmformer_eval', folder/'best.safetensors', '--csv', row], check=True)
-        scores = pd.read_csv(row, dtype=str, keep_default_na=False).iloc[0]
+        scores = tested(folder, run['benchmark'], run['tested']) if 'tested' in run else tested_whole(folder)
         with alone(lock): append_row(ROOT/run['rows'], {**run.get('about', {}), **scores, 'cpu_seconds': sum(o['cpu'] for o in done)})
         for f in folder.iterdir():
             if f.name not in ('best.safetensors', 'log.csv'): shutil.rmtree(f) if f.is_dir() else f.unlink()

@@ -68,7 +68,7 @@ def fixed_angles(n:int, *key):
 class ImageSet:
     "Images (n, c, h, w) and labels (n,), given out as batches of (x - mean)/std"
     layout = 9, 1.25                                # of pictures: columns, and height to width
-    augment = ()                                    # 'rot', 'flip': anew in every epoch
+    augment = ()                                    # 'rot', 'flip', 'colour': anew in every epoch
     as_stored = 0                                   # channels, if values are taken as they are stored
     def __init__(self, x, y, vocab, mean=(0,), std=(255,), angles=None):
         self.x, self.y, self.angles, self.vocab = x, y, angles, CategoryMap(vocab, sort=False)
@@ -91,11 +91,17 @@ class ImageSet:
         return self.augmented((self.x[i].float() - self.mean)/self.std, i, key), self.y[i]
 
     def augmented(self, x, i, key):
-        "Each image by an angle, and mirrored or not, as (seed, epoch) and its number say"
+        "Images rotated, mirrored or with other colours, as (seed, epoch) and their numbers say"
         if not (self.augment and key): return x
-        u = torch.from_numpy(random_stream('augment', *key).random_sample((len(self), 2)))[i]
+        def draw(name, *size): # one sample for each image of the set
+            drawn = random_stream(name, *key).random_sample((len(self), *size))
+            return torch.from_numpy(drawn)[i]
+        u = draw('augment', 2)
         if 'rot' in self.augment: x = rotate_image(x, 360*u[:, 0])
         if 'flip' in self.augment: x = torch.where(u[:, 1].view(-1, 1, 1, 1) < .5, x.flip(-1), x)
+        if 'colour' in self.augment:
+            gain, shift = .4*draw('colour', 2, x.shape[1], 1, 1).to(x).unbind(1)
+            x = (.8 + gain)*x + shift - .2
         return x
 
     def turned(self, degrees):

@@ -113,6 +113,18 @@ def test_small_form_first_and_the_test_set_once(home):
     assert [(s['upscale'], s['kernel_size'], s['epochs'], s['images_seen']) for s in said] == [(1, 9, 1, 28), (2, 9, 1, 28)]
 
 
+def test_both_sides_after_every_epoch_and_fewer_test_images(home):
+    folder = home(judge='test')
+    run, = campaign.read(folder/'queue.json')
+    campaign.write(folder/'queue.json', [{**run, 'epochs': str(folder/'epochs.csv'), 'tested': 4}])
+    campaign.work(folder)
+    epochs, log = pd.read_csv(folder/'epochs.csv'), pd.read_csv(folder/'run'/'log.csv')
+    assert epochs.run.tolist() == ['run']*3 and epochs.epoch.tolist() == [0, 1, 2] and set(epochs.test_samples) == {6}
+    assert np.allclose(epochs.valid, 1 - log.accuracy) and np.allclose(epochs.valid_turned, 1 - log.turned)
+    row, = pd.read_csv(folder/'rows.csv').to_dict('records')
+    assert row['samples'] == row['samples_at'] == 4 and row['test_turned'] in (0, .25, .5, .75, 1)
+
+
 def test_the_most_urgent_first_and_expected_hours(home, monkeypatch):
     folder = home()
     run, asked = campaign.read(folder/'queue.json')[0], []
