@@ -4,8 +4,8 @@
     python benchmarks/rivals.py wrappers    # RotationAveraged, FrameAveraged and Upright around the plain CNN and ViT: rivals_wrapped.csv
     python benchmarks/rivals.py cost        # training images/s with two threads, and memory: rivals_cost.csv; wants a quiet machine
 
-`angles` and `wrappers` need the weights that `campaign.py work` leaves in its folder, which are not committed. What is there is not
-measured again, but for `cost`, whose rows are only comparable within one run.
+`angles` and `wrappers` need the weights that `campaign.py work` leaves in its folder; those of the ResNets are too large to be committed.
+What is there is not measured again, but for `cost`, whose rows are only comparable within one run.
 """
 import time
 from pathlib import Path
@@ -27,16 +27,18 @@ from speed_steps import peak_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, CAMPAIGN = ROOT/'nbs'/'results', ROOT/'benchmarks'/'campaign'
-MODELS = {'Harmformer': 'harmformer_mnist', 'H-NeXt': 'hnext_mnist', 'H-Nets': 'hnet_mnist', 'G-CNN, p4': 'gcnn_p4_mnist',
+MODELS = {'Harmformer': 'harmformer_digits', 'Harmformer, full size': 'harmformer_mnist', 'H-NeXt': 'hnext_mnist', 'H-Nets': 'hnet_mnist', 'G-CNN, p4': 'gcnn_p4_mnist',
           'G-CNN, p8': 'gcnn_p8_mnist', 'GSA-Nets, p4': 'gsa_p4_mnist', 'GE-ViT, p4': 'gevit_p4_mnist', 'ResNet-50': 'resnet50',
           'ResNet-18': 'resnet18', 'plain ViT': 'vit', 'plain CNN': 'cnn'}
 BATCH = dict(gsa_p4_mnist=8, gevit_p4_mnist=8)                                  # others: 16
+SLOW = {'GSA-Nets, p4': 100, 'GE-ViT, p4': 100}                                 # so many images at each angle; others: 1,000
+BUDGETS = '100,000 images', '7 minutes'                                         # of networks that are trained for both, the latter
 
 
-def finished(budget='100,000 images', benchmark='mnist-rot-test'):
+def finished(budgets=BUDGETS, benchmark='mnist-rot-test'):
     "{name: weights} of the campaign's finished runs"
     runs = [o for o in read(CAMPAIGN/'queue.json') if 'done' in o and o['benchmark'] == benchmark]
-    files = {o['about']['name']: CAMPAIGN/o['name']/'best.safetensors' for o in runs if o.get('about', {}).get('budget') == budget}
+    files = {o['about']['name']: CAMPAIGN/o['name']/'best.safetensors' for b in budgets for o in runs if o.get('about', {}).get('budget') == b}
     return {k: f for k, f in files.items() if f.exists()}
 
 
@@ -50,8 +52,9 @@ def angles(samples=1000, step=15):
     file, data = RESULTS/'rivals_angles.csv', benchmark_dls('mnist-rot-test', device='cpu').upright.dataset
     for name, weights in finished().items():
         if (name,) in there(file, 'name'): continue
-        right = accuracy_by_angle(load_model(weights), data, range(0, 360, step), n=samples)
-        append_row(file, pd.DataFrame(dict(name=name, samples=samples, angle=right.keys(), accuracy=right.values(), commit=commit())))
+        n = SLOW.get(name, samples)
+        right = accuracy_by_angle(load_model(weights), data, range(0, 360, step), n=n, bs=20)
+        append_row(file, pd.DataFrame(dict(name=name, samples=n, angle=right.keys(), accuracy=right.values(), commit=commit())))
         print(name, {a: round(v, 3) for a, v in right.items() if a in (0, 45, 90)}, flush=True)
 
 
@@ -73,7 +76,7 @@ def train_estimator(data, images=100_000, bs=32, lr=.01, seed=0):
 def wrappers(samples=2000):
     "Errors of the plain networks within every wrapper, on test digits evenly spread over all of them"
     file, dls = RESULTS/'rivals_wrapped.csv', benchmark_dls('mnist-rot-test', device='cpu')
-    plain = {k: load_model(f) for k, f in finished().items() if k in ('plain CNN', 'plain ViT')}
+    plain = {k: load_model(f) for k, f in finished(BUDGETS[:1]).items() if k in ('plain CNN', 'plain ViT')}
     todo = [(k, w) for k in plain for w in ('none', 'average of 8 angles', 'average of 32 angles', 'frame average, C4', 'Upright')
             if (k, w) not in there(file, 'name', 'wrapper')]
     estimator, spent = train_estimator(dls.train.dataset) if any(w == 'Upright' for _, w in todo) else (None, 0)
