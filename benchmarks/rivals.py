@@ -1,7 +1,7 @@
 """What 29_rivals shows beside the errors of the campaign's runs: accuracy against angle, wrappers around plain networks, speed and memory.
 
     python benchmarks/rivals.py angles      # of every finished run on mnist-rot-test whose weights are there: rivals_angles.csv
-    python benchmarks/rivals.py wrappers    # RotationAveraged, FrameAveraged and Upright around the plain CNN and ViT: rivals_wrapped.csv
+    python benchmarks/rivals.py wrappers    # RotationAveraged, FrameAveraged and Upright, with the plain CNN and ViT: rivals_wrapped.csv
     python benchmarks/rivals.py cost        # training images/s with two threads, and memory: rivals_cost.csv; wants a quiet machine
 
 `angles` and `wrappers` need the weights that `campaign.py work` leaves in its folder; those of the ResNets are too large to be committed.
@@ -17,21 +17,21 @@ from fastprogress.fastprogress import progress_bar
 from harmformer.averaging import FrameAveraged, RotationAveraged
 from harmformer.core import count_params, create_model, load_model, rotate_image
 from harmformer.data import benchmark_dls
-from harmformer.evaluate import accuracy_by_angle
+from harmformer.evaluate import right_by_angle, rotation_consistency
 from harmformer.report import append_row
 from harmformer.system import commit, evaluating, reuse_memory
-from harmformer.train import accuracy_on
+from harmformer.train import accuracy_on, fit, harmformer_learner
 from harmformer.upright import OrientationNet, Upright, upright_loss
 from campaign import read
 from speed_steps import peak_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, CAMPAIGN = ROOT/'nbs'/'results', ROOT/'benchmarks'/'campaign'
-MODELS = {'Harmformer': 'harmformer_digits', 'Harmformer, full size': 'harmformer_mnist', 'H-NeXt': 'hnext_mnist', 'H-Nets': 'hnet_mnist', 'G-CNN, p4': 'gcnn_p4_mnist',
-          'G-CNN, p8': 'gcnn_p8_mnist', 'GSA-Nets, p4': 'gsa_p4_mnist', 'GE-ViT, p4': 'gevit_p4_mnist', 'ResNet-50': 'resnet50',
-          'ResNet-18': 'resnet18', 'plain ViT': 'vit', 'plain CNN': 'cnn'}
+MODELS = {'Harmformer': 'harmformer_digits', 'Harmformer, full size': 'harmformer_mnist', 'H-NeXt': 'hnext_mnist',
+          'H-Nets': 'hnet_mnist', 'G-CNN, p4': 'gcnn_p4_mnist', 'G-CNN, p8': 'gcnn_p8_mnist', 'GSA-Nets, p4': 'gsa_p4_mnist',
+          'GE-ViT, p4': 'gevit_p4_mnist', 'ResNet-50': 'resnet50', 'ResNet-18': 'resnet18', 'plain ViT': 'vit', 'plain CNN': 'cnn'}
 BATCH = dict(gsa_p4_mnist=8, gevit_p4_mnist=8)                                  # others: 16
-SLOW = {'GSA-Nets, p4': 100, 'GE-ViT, p4': 100}                                 # so many images at each angle; others: 1,000
+SLOW = {'GSA-Nets, p4': 100, 'GE-ViT, p4': 100, 'ResNet-50': 200}               # so many images at each angle; others: 1,000
 BUDGETS = '100,000 images', '7 minutes'                                         # of networks that are trained for both, the latter
 
 
@@ -48,14 +48,16 @@ def there(file, *columns):
 
 
 def angles(samples=1000, step=15):
-    "Accuracy on upright test digits that are rotated by every angle"
+    "Accuracy on upright test digits that are rotated by every angle, and the share of those right at 0° that stay right at all of them"
     file, data = RESULTS/'rivals_angles.csv', benchmark_dls('mnist-rot-test', device='cpu').upright.dataset
     for name, weights in finished().items():
-        if (name,) in there(file, 'name'): continue
+        if (weights.parent.name,) in there(file, 'run'): continue
         n = SLOW.get(name, samples)
-        right = accuracy_by_angle(load_model(weights), data, range(0, 360, step), n=n, bs=20)
-        append_row(file, pd.DataFrame(dict(name=name, samples=n, angle=right.keys(), accuracy=right.values(), commit=commit())))
-        print(name, {a: round(v, 3) for a, v in right.items() if a in (0, 45, 90)}, flush=True)
+        right = right_by_angle(load_model(weights), data, range(0, 360, step), n=n, bs=20)
+        share = {a: o.double().mean().item() for a, o in right.items()}
+        append_row(file, pd.DataFrame(dict(name=name, run=weights.parent.name, samples=n, angle=share.keys(), accuracy=share.values(),
+                                           consistency=round(rotation_consistency(right), 4), commit=commit())))
+        print(name, {a: round(share[a], 3) for a in (0, 45, 90)}, flush=True)
 
 
 def train_estimator(data, images=100_000, bs=32, lr=.01, seed=0):
@@ -73,24 +75,32 @@ def train_estimator(data, images=100_000, bs=32, lr=.01, seed=0):
     return net.eval(), time.process_time() - began
 
 
+def train_framed(name, dls, lr=.016, epochs=2):
+    "A plain network that sees training images through a frame too, otherwise trained as its rows of 100,000 images; and processor seconds"
+    torch.manual_seed(0)
+    learn, began = harmformer_learner(dls, FrameAveraged(create_model(name)), lr=lr), time.process_time()
+    with learn.no_bar(), learn.no_logging(): fit(learn, epochs, lr, seed=0)
+    return learn.model.eval(), time.process_time() - began
+
+
 def wrappers(samples=2000):
     "Errors of the plain networks within every wrapper, on test digits evenly spread over all of them"
-    file, dls = RESULTS/'rivals_wrapped.csv', benchmark_dls('mnist-rot-test', device='cpu')
-    plain = {k: load_model(f) for k, f in finished(BUDGETS[:1]).items() if k in ('plain CNN', 'plain ViT')}
-    todo = [(k, w) for k in plain for w in ('none', 'average of 8 angles', 'average of 32 angles', 'frame average, C4', 'Upright')
-            if (k, w) not in there(file, 'name', 'wrapper')]
+    file, dls = RESULTS/'rivals_wrapped.csv', benchmark_dls('mnist-rot-test', device='cpu', bs=16, valid=2000)
+    nets = {k: load_model(f) for k, f in finished(BUDGETS[:1]).items() if k.startswith(('plain CNN', 'plain ViT'))}
+    make = {'none': lambda m: (m, 0), 'average of 8 angles': lambda m: (RotationAveraged(m, 8), 0),
+            'average of 32 angles': lambda m: (RotationAveraged(m, 32), 0),
+            'C4 frame': lambda m: train_framed(m.config['name'], dls), 'Upright': lambda m: (Upright(m, estimator), spent)}
+    todo = [(k, w) for k in nets for w in make if (k, w) not in there(file, 'name', 'wrapper')
+            and not ('rotated' in k and w in ('C4 frame', 'Upright'))]              # those are for networks of upright images
     estimator, spent = train_estimator(dls.train.dataset) if any(w == 'Upright' for _, w in todo) else (None, 0)
-    make = {'none': lambda m: m, 'average of 8 angles': lambda m: RotationAveraged(m, 8),
-            'average of 32 angles': lambda m: RotationAveraged(m, 32), 'frame average, C4': FrameAveraged,
-            'Upright': lambda m: Upright(m, estimator)}
     some = torch.linspace(0, len(dls.test.dataset) - 1, samples).long()
     test, upright = [o.dataset.subset(some) for o in (dls.test, dls.upright)]
     loaders = {k: dls.test.new(o) for k, o in dict(error=test, error_0=upright, error_45=upright.turned([45]*samples)).items()}
     for name, wrapper in todo:
-        model, began = make[wrapper](plain[name]), time.process_time()
+        (model, trained), began = make[wrapper](nets[name]), time.process_time()
         errors = {k: round(100*(1 - accuracy_on(model, dl)), 2) for k, dl in loaders.items()}
         row = dict(name=name, wrapper=wrapper, **errors, samples=samples, ms=round((time.process_time() - began)/samples/3*1000, 3),
-                   trained_seconds=round(spent) if wrapper == 'Upright' else 0, commit=commit(), date=time.strftime('%Y-%m-%d'))
+                   trained_seconds=round(trained), commit=commit(), date=time.strftime('%Y-%m-%d'))
         append_row(file, row)
         print(*row.values(), flush=True)
 
