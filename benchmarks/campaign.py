@@ -129,10 +129,11 @@ def optimizer(learn, name, arguments):
 
 def train(run, folder, until):
     "Train a run, or finish it: learner, or None if stopped, and images of earlier stages. All that this file knows of fit is here."
-    source, seen = None, dict(images_seen=0, seconds=0, stages=[])
+    source, rates, seen = None, [], dict(images_seen=0, seconds=0, stages=[])
     if run['recipe'].get('average'): shutil.rmtree(folder, ignore_errors=True)  # the average is in no checkpoint: begin again
     for place, s in stages(run).items():
         path = folder/place
+        rates.append(f"rate {s['lr']}" if not rates else str(s['lr']))
         path.mkdir(parents=True, exist_ok=True)
         watch = Watch(path/'progress.json', run.get('stop', {}), until)
         loader = {k: s.pop(k, None) for k in ('bs', 'size', 'valid')}
@@ -145,7 +146,7 @@ def train(run, folder, until):
         if opt: optimizer(learn, *opt)
         if source: adopt_weights(learn.model, source)
         facts = dict(benchmark=run['benchmark'], title=dls.title, seed=run['seed'], commit=commit(), images=len(dls.train.dataset),
-                     **({'optimizer': f"{opt[0]}, rate {kw['lr']}"} if opt else {}), **dls.reading, **seen)
+                     **({'optimizer': f"{opt[0]}, {', then '.join(rates)}"} if opt else {}), **dls.reading, **seen)
         if not watch.was.get('ended'):
             with learn.no_bar(), learn.no_logging(): fit(learn, **kw, path=path, seed=run['seed'], resume=True, provenance=facts)
             write(path/'progress.json', watch.now(ended=not learn.stopped))
