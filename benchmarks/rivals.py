@@ -31,7 +31,7 @@ MODELS = {'Harmformer': 'harmformer_digits', 'Harmformer, full size': 'harmforme
           'H-Nets': 'hnet_mnist', 'G-CNN, p4': 'gcnn_p4_mnist', 'G-CNN, p8': 'gcnn_p8_mnist', 'GSA-Nets, p4': 'gsa_p4_mnist',
           'GE-ViT, p4': 'gevit_p4_mnist', 'ResNet-50': 'resnet50', 'ResNet-18': 'resnet18', 'plain ViT': 'vit', 'plain CNN': 'cnn'}
 BATCH = dict(gsa_p4_mnist=8, gevit_p4_mnist=8)                                  # others: 16
-SLOW = {'GSA-Nets, p4': 100, 'GE-ViT, p4': 100, 'ResNet-50': 200}               # so many images at each angle; others: 1,000
+SLOW = {'H-NeXt': 200, 'GSA-Nets, p4': 100, 'GE-ViT, p4': 100, 'ResNet-50': 100} # so many images at each angle; others: 1,000
 BUDGETS = '100,000 images', '7 minutes'                                         # of networks that are trained for both, the latter
 
 
