@@ -1,6 +1,6 @@
 """A queue of training runs, one after the other, each resumed from its checkpoint; a run that ends writes its row.
 
-    python benchmarks/campaign.py status            # done, running, left, expected hours
+    python benchmarks/campaign.py status            # done, running, left, expected hours: benchmarks/campaign/status.txt is the last one
     python benchmarks/campaign.py work              # go on, the most urgent run first; Ctrl-C or SIGTERM saves and stops
     python benchmarks/campaign.py work --hours 2    # the same, but stop and save after so many hours
     OMP_NUM_THREADS=1 ... work &                    # one for each core: they share the queue, no run is trained twice
