@@ -100,7 +100,7 @@ class ImageSet:
         if 'rot' in self.augment: x = rotate_image(x, 360*u[:, 0])
         if 'flip' in self.augment: x = torch.where(u[:, 1].view(-1, 1, 1, 1) < .5, x.flip(-1), x)
         if 'colour' in self.augment:
-            gain, shift = .4*draw('colour', 2, x.shape[1], 1, 1).to(x).unbind(1)
+            gain, shift = (.4*draw('colour', 2, x.shape[1], 1, 1).to(x)).unbind(1)
             x = (.8 + gain)*x + shift - .2
         return x
 
